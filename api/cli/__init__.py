@@ -1,0 +1,103 @@
+"""The `modelkin` command: nouns, then verbs.  Each module here parses, asks one function and shapes the answer.
+
+Exit codes: 0 well · 1 unexpected · 2 bad input or usage · 3 not found · 4 ambiguous or in conflict · 5 two spaces ·
+6 model refused · 7 something outside does not answer · 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import sys
+
+
+def main() -> None:
+    """Entry point: runs the command and turns an error into one sentence, a hint and an exit code."""
+    from registry.errors import ModelkinError
+
+    try:
+        _app()(standalone_mode=True)
+    except ModelkinError as error:
+        _fail(error.message, error.hint, error.exit_code)
+    except KeyboardInterrupt:
+        _fail("interrupted; what was finished is kept", "run the same command again to go on", 130)
+    except BrokenPipeError:
+        # `modelkin … | head`: the reader has what it wanted.
+        import os
+
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)
+    except Exception as error:
+        outside = _outside_error(error)
+        if outside is None:
+            raise
+        _fail(*outside)
+
+
+def _app():  # type: ignore[no-untyped-def]
+    import typer
+
+    from api.cli import database, model, nearest, score, textset, transform, vectors
+    from registry import __version__
+
+    app = typer.Typer(
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,
+        help="A registry of language models that knows how they differ.",
+    )
+
+    def show_version(value: bool) -> None:
+        if value:
+            sys.stdout.write(f"modelkin {__version__}\n")
+            raise typer.Exit
+
+    @app.callback()
+    def options(
+        version: bool = typer.Option(
+            False, "--version", callback=show_version, is_eager=True, help="Show it and exit."
+        ),
+        quiet: bool = typer.Option(False, "--quiet", "-q", help="No talk on stderr."),
+    ) -> None:
+        from api.cli.output import set_quiet
+
+        set_quiet(quiet)
+
+    app.command("init")(database.init)
+    app.command("down")(database.down)
+    app.command("doctor")(database.doctor)
+    app.add_typer(textset.app, name="textset")
+    app.add_typer(transform.app, name="transform")
+    app.add_typer(model.app, name="model")
+    app.command("score")(score.score)
+    app.command("nearest")(nearest.nearest)
+    app.add_typer(vectors.app, name="vectors")
+    return app
+
+
+def _outside_error(error: Exception) -> tuple[str, str, int] | None:
+    """Errors of the disk and of the database that no code of ours foresaw at the place they arose."""
+    import errno
+
+    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+        return f"the disk is full: {error}", "free some space and run the same command again", 7
+    if isinstance(error, PermissionError):
+        return f"not allowed: {error}", "check the owner and mode of that path", 7
+    if isinstance(error, FileNotFoundError) and error.filename:
+        return f"no such file: {error.filename}", "check the path", 3
+    if "sqlalchemy.exc" in sys.modules:
+        from sqlalchemy.exc import DBAPIError
+
+        if isinstance(error, DBAPIError) and (error.connection_invalidated or "connection" in str(error.orig).lower()):
+            return (
+                f"the database went away: {str(error.orig).strip()}",
+                "run the same command again: finished work was kept",
+                7,
+            )
+    return None
+
+
+def _fail(message: str, hint: str | None, code: int) -> None:
+    sys.stderr.write(f"modelkin: {message}\n")
+    if hint:
+        sys.stderr.write(f"hint: {hint}\n")
+    sys.exit(code)
