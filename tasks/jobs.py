@@ -9,17 +9,18 @@ import resource
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from registry import database
-from registry.errors import BadInput, ModelkinError
+from registry.errors import BadInput, Busy, ModelkinError
 from registry.queries import jobs, models, textsets, transforms, vectors
 from registry.queries.jobs import JobInfo, ScoreRequest, Slice
 from registry.statuses import FIRST_WITHOUT_VALUE, Status
+from registry.transforms import Pipeline
 from tasks import leases
 
 SHARD_TEXTS = 32
@@ -111,8 +112,6 @@ def score(
 
 
 def _claim(job_id: int, holder: str, wait: bool) -> JobInfo:
-    from registry.errors import Busy
-
     while True:
         try:
             with database.session() as session:
@@ -136,88 +135,95 @@ def _release(job_id: int, holder: str, state: str, reason: str) -> None:
 
 def _work(job: JobInfo, holder: str, device: str, progress: Progress | None, batch_tokens: int | None) -> Outcome:
     """Scores every missing slice, then turns the slices into vectors."""
-    from tasks import loading, rendering, scoring
-
-    arguments = job.arguments
+    started = time.monotonic()
+    step, transform_ids = job.arguments["shard_texts"], job.arguments["transform_ids"]
     with database.session() as session:
         model = models.get(session, job.model_id)
-        pipelines = {one.id: one for one in transforms.get_many(session, arguments["transform_ids"])}
-        texts = textsets.texts(session, arguments["text_set_id"])
+        chosen = {one.id: one for one in transforms.get_many(session, transform_ids)}
+        texts = textsets.texts(session, job.arguments["text_set_id"])
         finished = jobs.finished_slices(session, job.id)
-
-    started = time.monotonic()
-    step = arguments["shard_texts"]
-    starts = range(0, len(texts), step)
-    todo = {start: [one for one in arguments["transform_ids"] if (one, start) not in finished] for start in starts}
-    described: dict[str, Any] = {}
-    done = sum(min(step, len(texts) - start) for start in starts if not todo[start])
+    missing = {
+        start: [one for one in transform_ids if (one, start) not in finished] for start in range(0, len(texts), step)
+    }
+    missing = {start: wanted for start, wanted in missing.items() if wanted}
     tokens = 0
-    if any(todo.values()):
-        loaded = loading.load(model, device=device, dtype=arguments["dtype"], trust_remote_code=model.trust_remote_code)
-        renderer = rendering.Renderer(loaded.tokenizer, arguments["profile"], loaded.context_length, loaded.vocabulary)
-        described = _describe(loaded, renderer)
+    if missing:
+        done = len(texts) - sum(len(texts[start : start + step]) for start in missing)
+        scorer = _Scorer(model, job.arguments["profile"], job.arguments["dtype"], device, batch_tokens)
         if progress is not None:
             progress(done, len(texts), 0)
-        for start, missing in todo.items():
-            if not missing:
-                continue
+        for start, wanted in missing.items():
             part = texts[start : start + step]
-            shard_started = time.monotonic()
-            spans = [
-                renderer.span(edited.system, edited.user, text.response)
-                for one in missing
-                for text in part
-                for edited in [pipelines[one].pipeline.apply(text.prompt)]
-            ]
-            scores = scoring.score_spans(loaded, spans, batch_tokens=batch_tokens)
-            notes = {
-                "seconds": time.monotonic() - shard_started,
-                "peak_memory_bytes": _peak_memory(loaded.device_class),
-                "path": scores.path,
-                "run": described,
-            }
-            slices = []
-            for row, one in enumerate(missing):
-                window = slice(row * len(part), (row + 1) * len(part))
-                reasons = {
-                    start + index: scores.reasons[row * len(part) + index]
-                    for index in range(len(part))
-                    if row * len(part) + index in scores.reasons
-                }
-                slices.append(
-                    Slice(
-                        one,
-                        start,
-                        start + len(part),
-                        scores.log_likelihoods[window].astype("<f4"),
-                        scores.statuses[window],
-                        scores.token_counts[window],
-                        {**notes, "reasons": {str(at): why for at, why in list(reasons.items())[:20]}},
-                    )
-                )
-                tokens += int(scores.token_counts[window].sum())
+            slices = scorer.slices(start, part, {one: chosen[one].pipeline for one in wanted})
             # A short transaction of its own: none stays open while the model computes.
             with database.session() as session:
                 jobs.put_slices(session, job.id, holder, slices)
             done += len(part)
+            tokens += sum(int(one.token_counts.sum()) for one in slices)
             if progress is not None:
                 progress(done, len(texts), tokens)
-
-    statuses = _write_vectors(job, holder, texts, pipelines)
-    return Outcome(
-        job.id,
-        tuple(pipelines[one].name for one in arguments["transform_ids"]),
-        (),
-        len(texts),
-        statuses,
-        time.monotonic() - started,
-        tokens,
-    )
+    statuses = _write_vectors(job, holder, texts)
+    scored = tuple(chosen[one].name for one in transform_ids)
+    return Outcome(job.id, scored, (), len(texts), statuses, time.monotonic() - started, tokens)
 
 
-def _write_vectors(
-    job: JobInfo, holder: str, texts: Sequence[textsets.StoredText], pipelines: dict[int, Any]
-) -> dict[str, int]:
+class _Scorer:
+    """A loaded model with its renderer: slices of a text set in, values out."""
+
+    def __init__(
+        self, model: models.ModelInfo, profile: str, dtype: str, device: str, batch_tokens: int | None
+    ) -> None:
+        from tasks import loading, rendering
+
+        self._loaded = loading.load(model, device=device, dtype=dtype, trust_remote_code=model.trust_remote_code)
+        self._renderer = rendering.Renderer(
+            self._loaded.tokenizer, profile, self._loaded.context_length, self._loaded.vocabulary
+        )
+        self._batch_tokens = batch_tokens
+        self._run = _describe(self._loaded, self._renderer)
+
+    def slices(
+        self, start: int, texts: Sequence[textsets.StoredText], pipelines: Mapping[int, Pipeline]
+    ) -> list[Slice]:
+        """One slice a transform; all transforms of a text are scored together, since they share most of their tokens."""
+        from tasks import scoring
+
+        started = time.monotonic()
+        spans = []
+        for pipeline in pipelines.values():
+            for text in texts:
+                edited = pipeline.apply(text.prompt)
+                spans.append(self._renderer.span(edited.system, edited.user, text.response))
+        scores = scoring.score_spans(self._loaded, spans, batch_tokens=self._batch_tokens)
+        notes = {
+            "seconds": time.monotonic() - started,
+            "peak_memory_bytes": _peak_memory(self._loaded.device_class),
+            "path": scores.path,
+            "run": self._run,
+        }
+        n, slices = len(texts), []
+        for row, transform_id in enumerate(pipelines):
+            window = slice(row * n, (row + 1) * n)
+            reasons = {
+                str(start + at - window.start): why
+                for at, why in sorted(scores.reasons.items())
+                if window.start <= at < window.stop
+            }
+            slices.append(
+                Slice(
+                    transform_id,
+                    start,
+                    start + n,
+                    scores.log_likelihoods[window].astype("<f4"),
+                    scores.statuses[window],
+                    scores.token_counts[window],
+                    {**notes, "reasons": reasons},
+                )
+            )
+        return slices
+
+
+def _write_vectors(job: JobInfo, holder: str, texts: Sequence[textsets.StoredText]) -> dict[str, int]:
     """The slices become vectors, the shards go, the job is done: one transaction."""
     counts: Counter[str] = Counter()
     response_bytes = np.array([text.response_bytes for text in texts], dtype=np.int64)
