@@ -185,7 +185,7 @@ class _Scorer:
     def slices(
         self, start: int, texts: Sequence[textsets.StoredText], pipelines: Mapping[int, Pipeline]
     ) -> list[Slice]:
-        """One slice a transform; all transforms of a text are scored together, since they share most of their tokens."""
+        """One slice a transform; all transforms of a text go together, since they share most of their tokens."""
         from tasks import scoring
 
         started = time.monotonic()
