@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session
 
 from registry.errors import BadInput, Conflict, NotFound
 from registry.identity import handle_from_name, named_identity
-from registry.queries.models import ModelInfo, get, info_of
+from registry.queries.model_info import ModelInfo, get, info_of
 from registry.tables import AliasEvent, Model, ModelAlias, ModelTag
 
 

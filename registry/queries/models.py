@@ -1,98 +1,40 @@
-"""Models by what they are and by what people call them: register, find, list."""
+"""Models by what they are: register, find, list, mark."""
 
 from __future__ import annotations
 
-import datetime
-import difflib
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields, replace
-from typing import Any
+from collections.abc import Iterable
+from dataclasses import dataclass
 
 from sqlalchemy import ColumnElement, func, or_, select, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
-from registry.errors import Ambiguous, BadInput, NotFound
-from registry.evidence import ModelRef
+from registry.errors import BadInput, Unsupported
 from registry.identity import Candidate, handle_from_name, named_identity
+from registry.queries.model_info import ModelInfo, get, info_of, model_ref
+from registry.queries.model_lookup import find, split_name
 from registry.tables import Model, ModelAlias, ModelTag, Vector
+
+__all__ = [
+    "ModelInfo",
+    "Page",
+    "find",
+    "get",
+    "info_of",
+    "list_models",
+    "mark_unstable",
+    "model_ref",
+    "register",
+    "register_named",
+    "register_named_many",
+    "require_scorable",
+    "same_weights",
+    "split_name",
+]
 
 VOLATILE = ("downloads", "likes", "gated", "pipeline_tag", "licence")
 """Facts that change while the model stays itself; registering again reads them anew."""
-
-
-@dataclass(frozen=True)
-class ModelInfo:
-    """A row of `models` (each field is documented there), and how the question led to it."""
-
-    id: int
-    kind: str
-    handle: str
-    revision: str
-    identity: str
-    source: str
-    file: str
-    base_id: int | None
-    resolved_to_id: int | None
-    weights_hash: str | None
-    status: str
-    status_reason: str
-    trust_remote_code: bool
-    architecture: str | None
-    model_type: str | None
-    parameters: int | None
-    dtype: str | None
-    quantization: str | None
-    vocabulary: int | None
-    context_length: int | None
-    licence: str | None
-    base_model: str | None
-    base_model_relation: str | None
-    pipeline_tag: str | None
-    template_hash: str | None
-    size_bytes: int | None
-    gated: str | None
-    downloads: int | None
-    likes: int | None
-    facts: Mapping[str, Any]
-    facts_at: datetime.datetime | None
-    created_at: datetime.datetime
-    found_by: str = "id"
-    """id, handle, revision, ref (a branch or tag that was asked for at registration), alias, source, resolved."""
-    other_revisions: int = 0
-    """How many other revisions of the handle are registered; the answer was the newest of them."""
-    resolved_from_id: int | None = None
-    """The named row that led here; vectors imported under the name still belong to it."""
-
-    @property
-    def name(self) -> str:
-        """Short and unambiguous: `owner/name@0123456789ab`, with `:FILE` for one GGUF among several."""
-        return f"{self.handle}@{self.revision[:12]}" + (f":{self.file}" if self.file else "")
-
-
-_ROW_FIELDS = [field.name for field in fields(ModelInfo)][:32]
-
-
-def info_of(row: Model, **how: Any) -> ModelInfo:
-    return ModelInfo(**{name: getattr(row, name) for name in _ROW_FIELDS}, **how)
-
-
-def model_ref(model: ModelInfo | Model) -> ModelRef:
-    """How an answer names it.  One file among several of a repo is named `owner/name:FILE`, which `find` reads."""
-    handle = model.handle + (f":{model.file}" if model.file else "")
-    return ModelRef(handle=handle, revision=model.revision, kind=model.kind, id=model.id, identity=model.identity)
-
-
-def get(session: Session, model_id: int) -> ModelInfo:
-    """Raises NotFound."""
-    row = session.get(Model, model_id)
-    if row is None:
-        raise NotFound(f"no model has id {model_id}", hint="see `modelkin model list`")
-    return info_of(row)
-
-
-# --- register ---------------------------------------------------------------------------------------------------
 
 
 def register(session: Session, candidate: Candidate) -> tuple[ModelInfo, bool]:
@@ -191,134 +133,20 @@ def same_weights(session: Session, model: ModelInfo) -> list[ModelInfo]:
     return [info_of(row) for row in session.scalars(query)]
 
 
-# --- find -------------------------------------------------------------------------------------------------------
-
-
-def find(session: Session, text: str, *, revision: str | None = None, follow: bool = True) -> ModelInfo:
-    """The model that `text` means.
-
-    `owner/name` (its newest registered revision), `owner/name@REV` (a prefix of the revision, or a branch or tag it
-    was registered by), with `:FILE.gguf` for one file among several; an alias; a bare `name` if only one owner has
-    it (`local` first); the path of a registered folder or file.  Upper and lower case are one.
-    A name that was resolved leads to its model unless `follow` is off.
-    Raises NotFound (with near names) or Ambiguous (with the candidates).
-    """
-    text = text.strip()
-    if not text:
-        raise BadInput("an empty model name", hint="write owner/name, an alias or a path")
-    found = _by_path(session, text) if text.startswith((".", "/", "~")) else _by_name(session, text, revision)
-    if found is None:
-        near = _near(session, text)
-        raise NotFound(
-            f"no model called {text!r} is registered" + (f"; did you mean {', '.join(near)}?" if near else ""),
-            hint=f"register it: modelkin model add {text}",
+def require_scorable(model: ModelInfo) -> None:
+    """Raises Unsupported for a thing without weights that modelkin can load."""
+    if model.kind == "named":
+        raise Unsupported(
+            f"{model.handle} is only a name from an import ({model.source}): there are no weights to score",
+            hint=f"say which model it is: modelkin model resolve {model.handle} org/repo@commit",
         )
-    if follow and found.resolved_to_id is not None:
-        return replace(get(session, found.resolved_to_id), found_by="resolved", resolved_from_id=found.id)
-    return found
+    if model.kind == "endpoint":
+        raise Unsupported(f"{model.handle} is an endpoint: its log-likelihoods cannot be read", hint="score a model")
 
 
-def split_name(text: str) -> tuple[str, str | None, str | None]:
-    """(handle, revision, file) of `handle[@revision][:file]` or `handle[:file][@revision]`."""
-    swapped = re.fullmatch(r"([^@:]+):([^@]+)@([^@:]+)", text)
-    if swapped:
-        return swapped[1], swapped[3], swapped[2]
-    match = re.fullmatch(r"([^@:]+)(?:@([^:]+))?(?::(.+))?", text)
-    return (match[1], match[2], match[3]) if match else (text, None, None)
-
-
-def _by_name(session: Session, text: str, revision: str | None) -> ModelInfo | None:
-    """The whole text first, since the handle of a name may hold a colon; then its parts."""
-    for handle, wanted, file in dict.fromkeys([(text, None, None), split_name(text)]):
-        wanted = revision or wanted
-        rows = _of_handle(session, handle)
-        if rows:
-            return _choose(rows, text, wanted, file)
-        target = session.get(ModelAlias, handle.lower())
-        if target is not None:
-            row = session.get_one(Model, target.model_id)
-            if wanted is None and file is None:
-                return info_of(row, found_by="alias")
-            # The old id of a renamed repo stands for the repo, not for one commit of it.
-            return _choose(_of_handle(session, row.handle), text, wanted, file)
-    return None
-
-
-def _of_handle(session: Session, handle: str) -> list[Model]:
-    """All rows of a handle, newest first; a bare name means `local/name`, else the only owner that has it."""
-    handle = handle.lower()
-    lowered = func.lower(Model.handle)
-    newest_first = (Model.created_at.desc(), Model.id.desc())
-    if "/" in handle:
-        return list(session.scalars(select(Model).where(lowered == handle).order_by(*newest_first)))
-    rows = list(session.scalars(select(Model).where(lowered == f"local/{handle}").order_by(*newest_first)))
-    if rows or session.get(ModelAlias, handle) is not None:
-        return rows
-    rows = list(
-        session.scalars(select(Model).where(func.split_part(lowered, "/", 2) == handle).order_by(*newest_first))
-    )
-    owners = sorted({row.handle for row in rows}, key=str.lower)
-    if len({owner.lower() for owner in owners}) > 1:
-        raise Ambiguous(f"{handle!r} could be {', '.join(owners)}", hint="write the owner too")
-    return rows
-
-
-def _choose(rows: list[Model], text: str, revision: str | None, file: str | None) -> ModelInfo:
-    """One of the rows of a handle, given newest first."""
-    # Results imported under a name never hide the model itself.
-    rows = [row for row in rows if row.kind != "named"] or rows
-    how = "handle"
-    if file is not None:
-        rows = [row for row in rows if row.file.lower() == file.lower()]
-    if revision is not None:
-        matching = [row for row in rows if row.revision.lower().startswith(revision.lower())]
-        how = "revision"
-        if not matching:
-            matching, how = [row for row in rows if revision in row.facts.get("refs", [])][:1], "ref"
-        elif len({row.revision for row in matching}) > 1:
-            listed = ", ".join(sorted({row.revision[:16] for row in matching}))
-            raise Ambiguous(f"several revisions begin like that in {text!r}: {listed}", hint="write more of it")
-        rows = matching
-    if not rows:
-        raise NotFound(
-            f"{text!r}: the model is registered, but not that revision or file",
-            hint=f"see `modelkin model list`, or register it: modelkin model add {text}",
-        )
-    chosen = rows[0]
-    same_revision = [row for row in rows if row.revision == chosen.revision]
-    whole = [row for row in same_revision if not row.file]
-    if file is None and len({row.file for row in same_revision}) > 1:
-        if not whole:
-            names = ", ".join(f"{row.handle}:{row.file}" for row in same_revision)
-            raise Ambiguous(f"{text!r} has several registered files: {names}", hint="name the file")
-        chosen = whole[0]
-    others = len({row.revision for row in rows}) - 1
-    return info_of(chosen, found_by=how, other_revisions=others)
-
-
-def _by_path(session: Session, text: str) -> ModelInfo | None:
-    from pathlib import Path
-
-    path = str(Path(text).expanduser().resolve())
-    query = select(Model).where(Model.source == path, Model.kind.in_(("folder", "gguf", "adapter")))
-    row = session.scalars(query.order_by(Model.created_at.desc(), Model.id.desc()).limit(1)).first()
-    return None if row is None else info_of(row, found_by="source")
-
-
-def _near(session: Session, text: str, count: int = 3) -> list[str]:
-    known = [
-        *session.scalars(select(Model.handle).distinct().limit(20_000)),
-        *session.scalars(select(ModelAlias.alias)),
-    ]
-    by_lower = {name.lower(): name for name in known}
-    handle = split_name(text)[0].lower()
-    close = difflib.get_close_matches(handle, by_lower, n=count, cutoff=0.6)
-    by_part: dict[str, str] = {lower.rpartition("/")[2]: name for lower, name in by_lower.items()}
-    close_parts = difflib.get_close_matches(handle.rpartition("/")[2], by_part, n=count, cutoff=0.6)
-    return list(dict.fromkeys([by_lower[name] for name in close] + [by_part[name] for name in close_parts]))[:count]
-
-
-# --- list -------------------------------------------------------------------------------------------------------
+def mark_unstable(session: Session, model_id: int, reason: str) -> None:
+    """Its numbers exist but should not be leaned on, e.g. because many came out as NaN."""
+    session.execute(update(Model).where(Model.id == model_id).values(status="unstable", status_reason=reason))
 
 
 @dataclass(frozen=True)
