@@ -1,0 +1,223 @@
+"""Where an embedded server keeps its things.
+
+As a normal user everything is below `$MODELKIN_HOME/localdb`.  Root's servers run as a user who cannot enter a 0700
+home, so theirs is below `/var/lib/modelkin/<hash of the home's path>`, and `$MODELKIN_HOME/localdb.json` says so:
+
+    <state>/                0755 as root, else 0700
+        home                the home this belongs to
+        password            0600
+        lock                held while a server is being started or stopped
+        server-<hash>/      root only: a copy of the binaries, 0755
+        postgres/           0700, the server's user: data/, run/ (the socket), log
+        valkey/             0700, the server's user: data/, valkey.conf, log
+
+No mode of a folder that was already there is ever changed.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import secrets
+import shutil
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from registry.canonical import sha256_hex
+from registry.errors import DatabaseUnavailable, NoSpace
+from registry.localdb.accounts import Account, server_account
+
+ROOT_STATE = Path("/var/lib/modelkin")
+POINTER = "localdb.json"
+SOCKET_NAME = ".s.PGSQL.5432"
+# sun_path holds 108 bytes with the closing NUL on Linux and 104 on macOS.
+SOCKET_LIMIT = 103
+PLAIN = set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789/._-")
+
+
+@dataclass(frozen=True)
+class Place:
+    home: Path
+    state: Path
+    account: Account
+
+    @property
+    def postgres(self) -> Path:
+        return self.state / "postgres"
+
+    @property
+    def data(self) -> Path:
+        return self.postgres / "data"
+
+    @property
+    def valkey(self) -> Path:
+        return self.state / "valkey"
+
+    @property
+    def lock(self) -> Path:
+        return self.state / "lock"
+
+    @property
+    def socket_folder(self) -> Path:
+        """Beside the data; in /tmp (0700, ours) when that path is too long for a socket or has characters in it that
+        PostgreSQL reads as a list."""
+        beside = self.postgres / "run"
+        if len(os.fsencode(beside / SOCKET_NAME)) <= SOCKET_LIMIT and set(str(beside)) <= PLAIN:
+            return beside
+        return Path(f"/tmp/modelkin-{self.account.uid}-{_hash(self.state)}")
+
+    @property
+    def password(self) -> str:
+        return (self.state / "password").read_text()
+
+
+def _hash(path: Path) -> str:
+    return sha256_hex(os.fsencode(path))[:16]
+
+
+def locate(home: Path) -> Place:
+    """Where the servers of `home` are or will be.  Raises DatabaseUnavailable when they belong to another user."""
+    with explained(home):
+        home = home.resolve()
+        pointer = _read_pointer(home)
+    own = home / "localdb"
+    if os.geteuid() != 0:
+        if pointer is not None:
+            raise DatabaseUnavailable(
+                f"the embedded database of {home} was made by root (it is in {pointer})",
+                hint="run modelkin as root, or choose another MODELKIN_HOME",
+            )
+        return Place(home, own, server_account())
+    if (own / "postgres").exists():
+        raise DatabaseUnavailable(
+            f"the embedded database of {home} was made by uid {own.stat().st_uid}, not by root",
+            hint="run modelkin as that user, or choose another MODELKIN_HOME",
+        )
+    state = ROOT_STATE / _hash(home)
+    if pointer is not None and pointer != state and _was_moved(pointer):
+        state = pointer
+    return Place(home, state, server_account())
+
+
+def _read_pointer(home: Path) -> Path | None:
+    try:
+        return Path(json.loads((home / POINTER).read_text())["state"])
+    except FileNotFoundError:
+        return None
+    except (ValueError, KeyError, TypeError) as error:
+        raise DatabaseUnavailable(
+            f"{home / POINTER} does not say where the embedded database is: {error}",
+            hint=f"delete that file; the database is below {ROOT_STATE}",
+        ) from error
+
+
+def _was_moved(state: Path) -> bool:
+    """Whether the home that `state` was made for is gone: then this home is that one under a new name, not a copy."""
+    try:
+        return state.parent == ROOT_STATE and not Path((state / "home").read_text()).exists()
+    except OSError:
+        return False
+
+
+def prepare(place: Place) -> None:
+    """Makes the folders, the password and the pointer.  Raises DatabaseUnavailable or NoSpace."""
+    with explained(place.home):
+        if not place.home.exists():
+            place.home.mkdir(mode=0o700, parents=True)
+        if place.account.switch:
+            _root_folder(ROOT_STATE)
+            _root_folder(place.state)
+            replace_text(place.home / POINTER, json.dumps({"state": str(place.state)}) + "\n", 0o600)
+        elif not place.state.exists():
+            place.state.mkdir(mode=0o700, exist_ok=True)
+        replace_text(place.state / "home", str(place.home), 0o600)
+
+
+def _root_folder(folder: Path) -> None:
+    folder.mkdir(exist_ok=True)
+    # Whatever the umask was: the servers' user has to pass.  Ours, so its mode is ours to set, as long as it is.
+    status = folder.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != 0:
+        raise DatabaseUnavailable(
+            f"{folder} is not a folder of root's", hint="move it away; it is where root's embedded database lives"
+        )
+    if stat.S_IMODE(status.st_mode) != 0o755:
+        folder.chmod(0o755)
+
+
+def private_folder(folder: Path, account: Account) -> None:
+    """A 0700 folder of the servers' user.  Raises DatabaseUnavailable when somebody else's is in its place."""
+    try:
+        folder.mkdir(mode=0o700)
+        account.own(folder)
+    except FileExistsError:
+        pass
+    status = folder.lstat()
+    private = stat.S_ISDIR(status.st_mode) and status.st_uid == account.uid and not status.st_mode & 0o077
+    if not private:
+        raise DatabaseUnavailable(
+            f"{folder} should be a folder that only uid {account.uid} can enter, and is not "
+            f"(owner {status.st_uid}, mode {stat.S_IMODE(status.st_mode):o})",
+            hint="see who made it; delete it or give it back its owner and mode 0700",
+        )
+
+
+def ensure_password(place: Place) -> str:
+    """The servers' password, made once.  Call it holding the lock."""
+    try:
+        if found := place.password:
+            return found
+    except FileNotFoundError:
+        pass
+    replace_text(place.state / "password", secrets.token_hex(24), 0o600)
+    return place.password
+
+
+def replace_text(path: Path, text: str, mode: int) -> None:
+    """Replaces `path` in one step, so that no reader sees half of it; leaves it alone when it says so already."""
+    try:
+        if path.read_text() == text:
+            return
+    except FileNotFoundError:
+        pass
+    part = path.with_name(f"{path.name}.{os.getpid()}.part")
+    descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
+    with os.fdopen(descriptor, "w") as file:
+        file.write(text)
+    part.replace(path)
+
+
+def remove(home: Path) -> None:
+    """Deletes the embedded servers' data of `home` for good, with the folders made for it.  Stop the servers first."""
+    place = locate(home)
+    for folder in (place.state, place.socket_folder):
+        if folder.exists():
+            shutil.rmtree(folder)
+    (place.home / POINTER).unlink(missing_ok=True)
+    if place.account.switch:
+        try:
+            ROOT_STATE.rmdir()
+        except OSError:
+            pass  # other homes' servers live there, or it never was
+
+
+@contextmanager
+def explained(where: Path) -> Iterator[None]:
+    """Turns the system's refusals into errors that say what to do."""
+    try:
+        yield
+    except OSError as error:
+        path = error.filename or where
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise NoSpace(
+                f"no space left for the embedded database ({path})",
+                hint="free some space, or set MODELKIN_HOME to a folder on another disk",
+            ) from error
+        raise DatabaseUnavailable(
+            f"cannot use {path} for the embedded database: {error.strerror or error}",
+            hint="set MODELKIN_HOME to a folder that you can write to, or set DATABASE_URL",
+        ) from error
