@@ -12,14 +12,17 @@ from sqlalchemy import func, select
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
-from registry.errors import Ambiguous, Conflict, NotFound, Unsupported
+from registry.errors import Ambiguous, BadInput, Conflict, NotFound, Unsupported
+from registry.shuffles import shuffle_prompts
 from registry.tables import Text, TextSet, TextSetName
-from registry.textsets import FrozenSet, check_name, freeze_ids
+from registry.textsets import FrozenSet, Pair, check_name, freeze, freeze_ids
 
 COPY_TEXTS: LiteralString = (
     "copy texts (text_set_id, position, text_hash, prompt_id, prompt, response, response_bytes, source_id, columns,"
     " tags) from stdin"
 )
+
+MAX_SHUFFLES = 100
 
 
 @dataclass(frozen=True)
@@ -170,6 +173,34 @@ def response_bytes(session: Session, text_set_id: int) -> int | None:
     """UTF-8 bytes of all responses; None for an opaque set."""
     total = session.scalar(select(func.sum(Text.response_bytes)).where(Text.text_set_id == text_set_id))
     return None if total is None else int(total)
+
+
+def derive_shuffled(session: Session, name_or_hash: str, c: int, seed: int = 0) -> list[TextSetInfo]:
+    """`c` sets named NAME/shuffle-0 … (with another seed than 0: NAME/shuffle-seed1-0 …).
+
+    Each response keeps its position and gets another position's prompt, see `registry.shuffles`.  Deriving again
+    changes nothing.  Very small sets have few permutations: equal ones are one set with several names.  Raises
+    Unsupported for an opaque set, BadInput where no such shuffle exists, Conflict when a name is another set's.
+    """
+    if not 1 <= c <= MAX_SHUFFLES:
+        raise BadInput(f"{c} shuffles were asked for", hint=f"give a number from 1 to {MAX_SHUFFLES}")
+    parent = require_text(get(session, name_or_hash), "shuffling prompts")
+    rows = texts(session, parent.id)
+    responses = [row.response for row in rows]
+    stem = f"{parent.name}/shuffle-" + (f"seed{seed}-" if seed else "")
+    made = []
+    for draw in range(c):
+        order = shuffle_prompts([row.prompt_id for row in rows], responses, seed=seed, draw=draw)
+        pairs = [
+            Pair(rows[order[s]].prompt or "", row.response or "", row.source_id, row.columns, row.tags)
+            for s, row in enumerate(rows)
+        ]
+        # Whitespace was dealt with in the parent: what is there now was kept on purpose.
+        frozen = freeze(pairs, keep_whitespace=True)
+        derivation = {"shuffle_prompts": draw, "seed": seed}
+        source = {"parent": parent.content_hash}
+        made.append(add(session, f"{stem}{draw}", frozen, parent_id=parent.id, derivation=derivation, source=source))
+    return made
 
 
 def require_text(info: TextSetInfo, doing: str = "this") -> TextSetInfo:
