@@ -52,7 +52,6 @@ def pytest_unconfigure(config: pytest.Config) -> None:
         return
     home = config.stash[HOME] / "home"
     try:
-        localdb.stop(home)
         localdb.remove(home)
     finally:
         shutil.rmtree(config.stash[HOME], ignore_errors=True)
@@ -114,7 +113,7 @@ def fresh_database(database_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterat
 
 @pytest.fixture
 def modelkin_env(database_url: str, tmp_path: Path) -> dict[str, str]:
-    """The environment for `modelkin` in a subprocess: a database copy, a home and a Hub cache of its own, no network."""
+    """The environment for `modelkin` in a subprocess: a database, a home and a Hub cache of its own, no network."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "MODELKIN_", "PG"))}
     return kept | {
         "DATABASE_URL": database_url,

@@ -5,9 +5,8 @@ to anybody but the person who started it: PostgreSQL has no TCP port, a socket i
 Valkey listens on the loopback with a password.
 """
 
-from registry.localdb.places import remove
 from registry.localdb.postgres import ensure_postgres
-from registry.localdb.stopping import stop
+from registry.localdb.stopping import remove, stop
 from registry.localdb.valkey import ensure_valkey
 
 __all__ = ["ensure_postgres", "ensure_valkey", "remove", "stop"]

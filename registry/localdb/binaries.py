@@ -155,6 +155,10 @@ def _copy_tree(place: Place, prefix: Path, program: Path) -> Path:
                 shutil.copytree(libs, part / libs.name, symlinks=True)
             _open(part)
             part.replace(target)
+            # Copies of wheels that have been upgraded since; no server runs while the lock is held to start one.
+            for old in place.state.glob("server-*"):
+                if old != target:
+                    shutil.rmtree(old)
     return target / prefix.relative_to(base)
 
 

@@ -11,7 +11,7 @@ home, so theirs is below `/var/lib/modelkin/<hash of the home's path>`, and `$MO
         postgres/           0700, the server's user: data/, run/ (the socket), log
         valkey/             0700, the server's user: data/, valkey.conf, log
 
-No mode of a folder that was already there is ever changed.
+No mode of a folder that the caller already had is ever changed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ import errno
 import json
 import os
 import secrets
-import shutil
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -131,7 +130,7 @@ def prepare(place: Place) -> None:
         if place.account.switch:
             _root_folder(ROOT_STATE)
             _root_folder(place.state)
-            replace_text(place.home / POINTER, json.dumps({"state": str(place.state)}) + "\n", 0o600)
+            replace_text(place.home / POINTER, json.dumps({"state": str(place.state)}) + "\n", 0o644)
         elif not place.state.exists():
             place.state.mkdir(mode=0o700, exist_ok=True)
         replace_text(place.state / "home", str(place.home), 0o600)
@@ -189,20 +188,6 @@ def replace_text(path: Path, text: str, mode: int) -> None:
     with os.fdopen(descriptor, "w") as file:
         file.write(text)
     part.replace(path)
-
-
-def remove(home: Path) -> None:
-    """Deletes the embedded servers' data of `home` for good, with the folders made for it.  Stop the servers first."""
-    place = locate(home)
-    for folder in (place.state, place.socket_folder):
-        if folder.exists():
-            shutil.rmtree(folder)
-    (place.home / POINTER).unlink(missing_ok=True)
-    if place.account.switch:
-        try:
-            ROOT_STATE.rmdir()
-        except OSError:
-            pass  # other homes' servers live there, or it never was
 
 
 @contextmanager

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import shutil
+import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -11,7 +14,7 @@ from registry.errors import DatabaseUnavailable, ModelkinError, NoSpace
 from registry.localdb import places
 from registry.localdb.binaries import HINT, Binaries, find_postgres, reachable_postgres
 from registry.localdb.places import Place, explained
-from registry.localdb.processes import alive, file_lock, run_as, start_detached, works_in
+from registry.localdb.processes import alive, file_lock, run_as, start_detached, wait_gone, works_in
 
 NAME = "modelkin"
 """Of the role and of the database."""
@@ -39,7 +42,7 @@ def ensure_postgres(home: Path, *, bin_dir: Path | None = None, fsync: bool = Tr
     with places.explained(place.home), file_lock(place.lock):
         places.ensure_password(place)
         if not _answers(place):
-            binaries = _prepare_data(place, bin_dir)
+            binaries = _prepare_data(place, bin_dir, fsync=fsync)
             _start_until_ready(place, binaries, fsync=fsync)
             _ensure_database(place)
     return url(place)
@@ -107,14 +110,14 @@ def _answers(place: Place, database: str = NAME) -> bool:
     return True
 
 
-def _prepare_data(place: Place, bin_dir: Path | None) -> Binaries:
+def _prepare_data(place: Place, bin_dir: Path | None, *, fsync: bool) -> Binaries:
     """Folders and data, made if missing; the programs that fit the data."""
     places.private_folder(place.postgres, place.account)
     places.private_folder(place.socket_folder, place.account)
     version_file = place.data / "PG_VERSION"
     if not place.data.exists():
         binaries = reachable_postgres(place, find_postgres(bin_dir))
-        _init_data(place, binaries)
+        _init_data(place, binaries, fsync=fsync)
         return binaries
     if not version_file.exists():
         raise DatabaseUnavailable(
@@ -133,7 +136,7 @@ def _prepare_data(place: Place, bin_dir: Path | None) -> Binaries:
     return reachable_postgres(place, binaries)
 
 
-def _init_data(place: Place, binaries: Binaries) -> None:
+def _init_data(place: Place, binaries: Binaries, *, fsync: bool) -> None:
     """initdb, into a folder that gets its name only when it is whole: a kill half-way leaves nothing to trip over."""
     with explained(place.state):
         free = shutil.disk_usage(place.postgres).free
@@ -146,8 +149,9 @@ def _init_data(place: Place, binaries: Binaries) -> None:
         password_file.touch(mode=0o600)
         place.account.own(password_file)
         password_file.write_text(place.password)
-    # C collation: the same order on every machine, and indexes that no libc upgrade breaks.
-    options = ["--encoding=UTF8", "--no-locale", "--auth=scram-sha-256", f"--username={NAME}", "--no-sync"]
+    options = ["--encoding=UTF8", "--auth=scram-sha-256", f"--username={NAME}", *_locale(binaries)]
+    if not fsync:
+        options.append("--no-sync")
     command = [str(binaries.bin / "initdb"), "-D", str(part), f"--pwfile={password_file}", *options]
     try:
         ran = run_as(command, place.account)
@@ -156,8 +160,14 @@ def _init_data(place: Place, binaries: Binaries) -> None:
     if ran.returncode:
         shutil.rmtree(part, ignore_errors=True)
         raise _explain(place, ran.stdout, "initdb could not make the data folder")
-    # `--no-sync` leaves it to the first checkpoint of a server that syncs; nothing is in there yet.
     part.rename(place.data)
+
+
+def _locale(binaries: Binaries) -> list[str]:
+    """Order by code point, the same on every machine, with indexes that no libc upgrade breaks; and where PostgreSQL
+    can (17 and later), a `lower()` that knows more letters than ASCII's."""
+    modern = binaries.major.isdigit() and int(binaries.major) >= 17
+    return ["--locale=C", *(["--locale-provider=builtin", "--builtin-locale=C.UTF-8"] if modern else [])]
 
 
 def _start_until_ready(place: Place, binaries: Binaries, *, fsync: bool) -> None:
@@ -165,12 +175,14 @@ def _start_until_ready(place: Place, binaries: Binaries, *, fsync: bool) -> None
     deadline = time.monotonic() + START_SECONDS
     orphans_until = time.monotonic() + ORPHAN_SECONDS
     while True:
-        pid, said_from = server_pid(place), _log_size(place)
+        _end_unreachable(place)
+        pid = server_pid(place)
         if pid is None:
             _clear_stale(place)
-            pid = start_detached(
-                _command(place, binaries, fsync=fsync), log=place.postgres / "log", account=place.account
-            )
+        said_from = _log_size(place)
+        if pid is None:
+            command, log = _command(place, binaries, fsync=fsync), place.postgres / "log"
+            pid = start_detached(command, log=log, account=place.account)
         if _wait_ready(place, pid, deadline):
             return
         said = _log_since(place, said_from)
@@ -210,6 +222,17 @@ def _clear_stale(place: Place) -> None:
         log.replace(log.with_name("log.old"))
 
 
+def _end_unreachable(place: Place) -> None:
+    """Ends a server whose socket was deleted under it, as cleaners of /tmp do: nobody could reach it any more."""
+    pid = server_pid(place)
+    if pid is None or (place.socket_folder / places.SOCKET_NAME).exists():
+        return
+    if "ready" in (place.data / "postmaster.pid").read_text():
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGINT)
+        wait_gone(pid, ORPHAN_SECONDS)
+
+
 def _wait_ready(place: Place, pid: int, deadline: float) -> bool:
     """False when the process ended, or when the time is up."""
     while time.monotonic() < deadline:
@@ -241,14 +264,15 @@ def _ensure_database(place: Place) -> None:
 
 
 def _explain(place: Place, said: str, what: str) -> ModelkinError:
-    if "No space left on device" in said or "quota exceeded" in said:
+    # A full disk has no room for the log line that says so.
+    if "No space left on device" in said or "quota exceeded" in said or shutil.disk_usage(place.state).free < 2**20:
         return _full(place, _last(said))
     if "incompatible with server" in said:
         hint = "set MODELKIN_POSTGRES_BIN to the bin folder of the PostgreSQL that made the data"
     elif "pre-existing shared memory block" in said:
         hint = "a query of the killed server is still running: end the `postgres` processes of this data folder"
-    elif "Permission denied" in said:
-        hint = f"the data in {place.data} should belong to uid {place.account.uid}"
+    elif "Permission denied" in said or "wrong ownership" in said:
+        hint = f"everything in {place.postgres} should belong to uid {place.account.uid}; see {place.postgres / 'log'}"
     else:
         hint = f"its log is {place.postgres / 'log'}; DATABASE_URL replaces the embedded database"
     return DatabaseUnavailable(f"{what}: {_last(said)}", hint=hint)
@@ -264,9 +288,8 @@ def _full(place: Place, detail: str) -> NoSpace:
 def _last(said: str) -> str:
     """The lines that say why, else the last lines."""
     lines = [line.strip() for line in said.splitlines() if line.strip()]
-    telling = [
-        line for line in lines if any(word in line for word in ("FATAL", "PANIC", "error:", "ERROR", "could not"))
-    ]
+    signs = ("FATAL", "PANIC", "ERROR", "error:", "could not")
+    telling = [line for line in lines if any(sign in line for sign in signs)]
     return " | ".join((telling or lines)[-3:]) or "it said nothing"
 
 

@@ -126,7 +126,7 @@ def file_lock(path: Path, *, seconds: float = 180.0) -> Iterator[None]:
             except BlockingIOError:
                 if time.monotonic() > deadline:
                     raise Busy(
-                        f"another modelkin process has been starting or stopping the server for {seconds:.0f} s ({path})",
+                        f"another process has been starting or stopping the server for {seconds:.0f} s ({path})",
                         hint="wait for it, or end it",
                     ) from None
                 time.sleep(0.05)

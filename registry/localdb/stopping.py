@@ -1,8 +1,10 @@
-"""Stopping what `ensure_postgres` and `ensure_valkey` started."""
+"""Stopping what `ensure_postgres` and `ensure_valkey` started, and deleting it."""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shutil
 import signal
 from pathlib import Path
 
@@ -36,3 +38,17 @@ def stop(home: Path) -> list[str]:
                 raise Busy(f"{name} (pid {pid}) is still shutting down", hint="wait, then run `modelkin down` again")
             stopped.append(f"{name} (pid {pid})")
     return stopped
+
+
+def remove(home: Path) -> None:
+    """Stops the embedded servers of `home` and deletes their data for good, with all the folders made for them."""
+    stop(home)
+    place = places.locate(home)
+    for folder in (place.state, place.socket_folder):
+        if folder.exists():
+            shutil.rmtree(folder)
+    (place.home / places.POINTER).unlink(missing_ok=True)
+    if place.account.switch:
+        # Stays while other homes' servers live there.
+        with contextlib.suppress(OSError):
+            places.ROOT_STATE.rmdir()

@@ -31,8 +31,15 @@ def ensure_valkey(home: Path) -> str:
         return found
     places.prepare(place)
     with places.explained(place.home), file_lock(place.lock):
-        if found := _running_url(place):
-            return found
+        if (pid := server_pid(place)) and (port := _last_port(place)):
+            # It is there but did not answer: it is reading its data, or ending.
+            if _wait_ready(place, pid, port):
+                return url(place, port)
+            if alive(pid):
+                raise Unavailable(
+                    f"the embedded broker (pid {pid}) does not answer on port {port}",
+                    hint="run `modelkin down`, then try again",
+                )
         places.ensure_password(place)
         places.private_folder(place.valkey, place.account)
         places.private_folder(place.valkey / "data", place.account)
@@ -52,8 +59,8 @@ def url(place: Place, port: int) -> str:
 
 def server_pid(place: Place) -> int | None:
     try:
-        pid = int(json.loads((place.valkey / "server.json").read_text())["pid"])
-    except (FileNotFoundError, ValueError, KeyError):
+        pid = int((place.valkey / "data" / "valkey.pid").read_text())
+    except (FileNotFoundError, ValueError):
         return None
     return pid if works_in(pid, place.valkey / "data") else None
 
@@ -90,7 +97,7 @@ def _last_port(place: Place) -> int | None:
 
 
 def _start(place: Place, program: Path, port: int) -> bool:
-    """False when the server ended before it answered, as when somebody took the port meanwhile."""
+    """False when the server did not come up, as when somebody took the port meanwhile."""
     config = place.valkey / "valkey.conf"
     # In a file, since a command line can be read by everybody on the machine.
     lines = (
@@ -101,14 +108,20 @@ def _start(place: Place, program: Path, port: int) -> bool:
         "appendonly yes",
         "save ''",
         "daemonize no",
+        f"pidfile {json.dumps(str(place.valkey / 'data' / 'valkey.pid'))}",
         "maxmemory-policy noeviction",
     )
     config.unlink(missing_ok=True)
     config.touch(mode=0o600)
     place.account.own(config)
     config.write_text("\n".join(lines) + "\n")
+    places.replace_text(place.valkey / "server.json", json.dumps({"port": port}), 0o600)
     pid = start_detached([str(program), str(config)], log=place.valkey / "log", account=place.account)
-    places.replace_text(place.valkey / "server.json", json.dumps({"pid": pid, "port": port}), 0o600)
+    return _wait_ready(place, pid, port)
+
+
+def _wait_ready(place: Place, pid: int, port: int) -> bool:
+    """False when the process ended before it answered, or does not answer in time."""
     deadline = time.monotonic() + START_SECONDS
     while alive(pid) and time.monotonic() < deadline:
         if _pong(place, port):
