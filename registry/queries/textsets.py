@@ -6,6 +6,7 @@ import difflib
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, LiteralString
 
 from sqlalchemy import func, select
@@ -23,6 +24,9 @@ COPY_TEXTS: LiteralString = (
 )
 
 MAX_SHUFFLES = 100
+
+STARTER = "starter"
+STARTER_FILE = Path(__file__).parent.parent / "data" / "starter.jsonl"
 
 
 @dataclass(frozen=True)
@@ -104,7 +108,7 @@ def add_opaque(session: Session, name: str, ids: Sequence[str], *, source: dict[
 
 
 def get(session: Session, name_or_hash: str) -> TextSetInfo:
-    """By name, by whole content hash or by its first eight or more digits.
+    """By name, by whole content hash or by its first eight or more digits; `starter` is stored on first use.
 
     Raises NotFound, naming what is near, or Ambiguous.
     """
@@ -115,6 +119,8 @@ def get(session: Session, name_or_hash: str) -> TextSetInfo:
     ).first()
     if found is not None:
         return _info(session, found[0], found[1])
+    if name_or_hash == STARTER:
+        return ensure_starter(session)
     rows: Sequence[TextSet] = ()
     if len(name_or_hash) >= 8 and set(name_or_hash) <= set("0123456789abcdef"):
         rows = session.scalars(select(TextSet).where(TextSet.content_hash.startswith(name_or_hash))).all()
@@ -123,6 +129,20 @@ def get(session: Session, name_or_hash: str) -> TextSetInfo:
     if rows:
         return _info(session, rows[0])
     raise _unknown(session, name_or_hash)
+
+
+def ensure_starter(session: Session) -> TextSetInfo:
+    """The set named `starter`: the bundled one, unless somebody has given the name to another.
+
+    Raises Conflict when two processes bind the name to different content at once.
+    """
+    taken = session.scalar(select(TextSetName.name).where(TextSetName.name == STARTER))
+    if taken is not None:
+        return get(session, STARTER)
+    from registry.exchange.text_rows import open_rows
+
+    rows = open_rows(STARTER_FILE)
+    return add(session, STARTER, freeze(rows), source=rows.provenance())
 
 
 def by_id(session: Session, text_set_id: int) -> TextSetInfo:

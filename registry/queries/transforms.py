@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,6 +42,15 @@ def get(session: Session, name: str) -> TransformInfo:
             hint=f"did you mean {near[0]!r}?" if near else f"add it: modelkin transform add {name} '<spec>'",
         )
     return _info(row)
+
+
+def get_many(session: Session, ids: Collection[int]) -> list[TransformInfo]:
+    """In the order of `ids`.  Raises NotFound when one of them is gone."""
+    found = {row.id: _info(row) for row in session.scalars(select(Transform).where(Transform.id.in_(ids)))}
+    missing = [str(one) for one in ids if one not in found]
+    if missing:
+        raise NotFound(f"no transform has the id {', '.join(missing)}")
+    return [found[one] for one in ids]
 
 
 def list_all(session: Session) -> list[TransformInfo]:

@@ -1,0 +1,168 @@
+"""`modelkin textset`: frozen lists of prompts and responses."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from api.cli.output import Format, emit, emit_record, next_command, talk
+
+app = typer.Typer(no_args_is_help=True, help="Text sets: frozen lists of prompts and responses.")
+
+FormatOption = Annotated[Format, typer.Option("--format", help="Of the answer.")]
+
+
+@app.command()
+def add(
+    source: Annotated[
+        str, typer.Argument(metavar="FILE", help="FILE.jsonl or FILE.parquet, or `starter` for the bundled set.")
+    ],
+    name: Annotated[str | None, typer.Option("--name", help="Its name; by default the file's.")] = None,
+    n: Annotated[int | None, typer.Option("--n", min=1, help="Draw this many texts without replacement.")] = None,
+    seed: Annotated[int, typer.Option("--seed", help="Of the draw.")] = 0,
+    prompt_field: Annotated[str | None, typer.Option("--prompt-field", help="a.b reaches into objects.")] = None,
+    response_field: Annotated[str | None, typer.Option("--response-field", help="a.b reaches into objects.")] = None,
+    messages_field: Annotated[
+        str | None,
+        typer.Option(
+            "--messages-field", help="A conversation: its first user turn and the first assistant turn after it."
+        ),
+    ] = None,
+    keep_whitespace: Annotated[
+        bool, typer.Option("--keep-whitespace", help="Keep the outer whitespace of responses.")
+    ] = False,
+    format: FormatOption = Format.auto,
+) -> None:
+    """Freeze a file of prompts and responses into a text set.
+
+    Every row left out or altered is reported by number; the whole report is kept with the set.
+    """
+    from registry import database
+    from registry.exchange.text_rows import open_rows
+    from registry.queries import textsets
+    from registry.textsets import check_name, freeze
+
+    if source == textsets.STARTER and not Path(source).exists():
+        with database.session() as session:
+            info = textsets.ensure_starter(session)
+        _added(info, format)
+        return
+    chosen = name or _name_of(source)
+    check_name(chosen)
+    rows = open_rows(source, prompt_field=prompt_field, response_field=response_field, messages_field=messages_field)
+    talk(f"read as {rows.format}: {rows.layout}")
+    frozen = freeze(rows, keep_whitespace=keep_whitespace, n=n, seed=seed)
+    for sentence in frozen.report.sentences():
+        talk(sentence)
+    drawn = {"n": n, "seed": seed} if n is not None else {}
+    with database.session() as session:
+        info = textsets.add(session, chosen, frozen, source={**rows.provenance(), **drawn})
+    if len(info.names) > 1:
+        talk(f"this content is one set with the names {', '.join(info.names)}")
+    _added(info, format)
+
+
+@app.command("list")
+def list_(format: FormatOption = Format.auto) -> None:
+    """List the text sets."""
+    from registry import database
+    from registry.queries import textsets
+
+    with database.session() as session:
+        rows = [_row(info) for info in textsets.list_all(session)]
+    emit(
+        rows,
+        ["name", "texts", "prompts", "opaque", "hash", "aliases"],
+        format,
+        empty="no text sets yet; `modelkin textset add starter` adds the bundled one",
+    )
+    if rows:
+        next_command("modelkin", "textset", "show", rows[-1]["name"])
+
+
+@app.command()
+def show(
+    name: Annotated[str, typer.Argument(help="A name, a content hash or its first eight digits.")],
+    texts: Annotated[int, typer.Option("--texts", min=0, help="Also the first texts.")] = 3,
+    format: FormatOption = Format.auto,
+) -> None:
+    """Show one text set: identity, where it came from, its report and its first texts."""
+    from registry import database
+    from registry.queries import textsets
+
+    with database.session() as session:
+        info = textsets.get(session, name)
+        parent = textsets.by_id(session, info.parent_id).name if info.parent_id is not None else None
+        derived = [one.name for one in textsets.derived(session, info.id)]
+        first = textsets.texts(session, info.id, 0, texts)
+    record = {
+        **_row(info),
+        "hash": info.content_hash,
+        "parent": parent,
+        "derivation": info.derivation,
+        "derived": derived,
+        "source": info.source,
+        "created_at": info.created_at,
+        "first_texts": [_text_row(text) for text in first],
+    }
+    emit_record(record, format)
+    if info.opaque:
+        next_command("modelkin", "vectors", "import", "FILE")
+    else:
+        next_command("modelkin", "score", "MODEL", "--text-set", info.name)
+
+
+@app.command()
+def derive(
+    name: Annotated[str, typer.Argument(help="The set to derive from.")],
+    shuffle_prompts: Annotated[
+        int, typer.Option("--shuffle-prompts", min=1, help="How many sets with shuffled prompts.")
+    ],
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Of the shuffles.")] = 0,
+    format: FormatOption = Format.auto,
+) -> None:
+    """Derive sets in which every response gets another row's prompt, the same shuffles for all models."""
+    from registry import database
+    from registry.queries import textsets
+
+    with database.session() as session:
+        infos = textsets.derive_shuffled(session, name, shuffle_prompts, seed)
+    distinct = len({info.id for info in infos})
+    if distinct < len(infos):
+        talk(f"only {distinct} of the {len(infos)} shuffles differ: the set is small")
+    emit([_row(info) for info in infos], ["name", "texts", "prompts", "hash"], format)
+    next_command("modelkin", "score", "MODEL", "--text-set", infos[0].name)
+
+
+def _added(info: Any, format: Format) -> None:
+    emit_record({**_row(info), "hash": info.content_hash, "source": info.source}, format)
+    next_command("modelkin", "score", "MODEL", "--text-set", info.name)
+
+
+def _row(info: Any) -> dict[str, Any]:
+    return {
+        "name": info.name,
+        "aliases": [name for name in info.names if name != info.name],
+        "texts": info.n_texts,
+        "prompts": info.n_prompts,
+        "opaque": info.opaque,
+        "hash": info.content_hash,
+    }
+
+
+def _text_row(text: Any) -> dict[str, Any]:
+    return {
+        "position": text.position,
+        "prompt": text.prompt,
+        "response": text.response,
+        "source_id": text.source_id,
+        "tags": text.tags,
+    }
+
+
+def _name_of(source: str) -> str:
+    """The file's name without its ending, with what no name may hold replaced."""
+    return re.sub(r"[^A-Za-z0-9._+-]+", "-", Path(source).stem).strip("-") or source
