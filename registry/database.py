@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +19,9 @@ from registry.settings import settings
 
 # Any fixed number: every process that migrates this database takes this advisory lock first.
 MIGRATION_LOCK = 7_265_677_001
+
+# Alembic's context is one global of the process; other processes wait at the advisory lock.
+_alembic = threading.Lock()
 
 _engines: dict[tuple[int, str], Engine] = {}
 
@@ -97,7 +101,8 @@ def migrate(bind: Engine | None = None, revision: str = "head") -> None:
 
     bind = bind or engine()
     _probe(bind)
-    command.upgrade(alembic_config(bind), revision)
+    with _alembic:
+        command.upgrade(alembic_config(bind), revision)
     _checked.add(str(bind.url))
 
 
@@ -105,7 +110,8 @@ def downgrade(bind: Engine, revision: str) -> None:
     from alembic import command
 
     _checked.discard(str(bind.url))
-    command.downgrade(alembic_config(bind), revision)
+    with _alembic:
+        command.downgrade(alembic_config(bind), revision)
 
 
 def schema_differences(bind: Engine) -> list[str]:

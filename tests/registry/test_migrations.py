@@ -1,5 +1,9 @@
 """The migrations and the tables agree, and the way up and down is open on data."""
 
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
 from sqlalchemy import text
 
 from registry import database
@@ -40,15 +44,16 @@ def test_vector_columns_are_stored_uncompressed(fresh_database):
     assert len(external) == 6
 
 
-def test_two_processes_may_migrate_at_once(fresh_database):
-    from concurrent.futures import ThreadPoolExecutor
-
+def test_processes_and_threads_may_migrate_at_once(fresh_database, modelkin_env, database_url):
     database.downgrade(fresh_database, "base")
-    engines = [database.make_engine(fresh_database.url.render_as_string(hide_password=False)) for _ in range(3)]
+    migrate = [sys.executable, "-c", "from registry import database; database.migrate()"]
+    others = [subprocess.Popen(migrate, env=modelkin_env | {"DATABASE_URL": database_url}) for _ in range(2)]
+    engines = [database.make_engine(database_url) for _ in range(2)]
     try:
-        with ThreadPoolExecutor(3) as pool:
+        with ThreadPoolExecutor(2) as pool:
             list(pool.map(database.migrate, engines))
     finally:
         for engine in engines:
             engine.dispose()
+    assert [process.wait(60) for process in others] == [0, 0]
     assert database.schema_differences(fresh_database) == []
