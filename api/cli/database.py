@@ -1,0 +1,72 @@
+"""`modelkin init`, `down` and `doctor`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from api.cli.output import Format, emit, emit_record, next_command, talk
+
+FormatOption = Annotated[Format, typer.Option("--format", help="How to write the answer.")]
+
+
+def init(format: FormatOption = Format.auto) -> None:
+    """Make the database (embedded, or DATABASE_URL's) and bring it to this version's schema; harmless to repeat."""
+    from sqlalchemy import text
+    from sqlalchemy.exc import DBAPIError
+
+    from registry import database
+    from registry.errors import DatabaseUnavailable
+    from registry.queries import transforms
+
+    engine = database.engine()
+    before = database.current_revision(engine)
+    try:
+        database.migrate(engine)
+    except DBAPIError as error:
+        if "vector" not in str(error.orig):
+            raise
+        raise DatabaseUnavailable(
+            f"pgvector cannot be set up in {engine.url.render_as_string()}: {str(error.orig).splitlines()[0]}",
+            hint="install pgvector on that server and run `create extension vector` there as a superuser, or unset "
+            "DATABASE_URL to use the embedded database",
+        ) from error
+    with database.session() as session:
+        transforms.ensure_built_in(session)
+        version = session.scalar(text("show server_version"))
+    after = database.current_revision(engine)
+    record = {
+        "database": engine.url.render_as_string(hide_password=True),
+        "server": f"PostgreSQL {version}",
+        "migration": after,
+        "migrated_from": before,
+    }
+    emit_record(record, format)
+    talk("the schema was up to date" if before == after else f"the schema is at migration {after}")
+    next_command("modelkin", "model", "add", "HuggingFaceTB/SmolLM2-135M-Instruct", "--score")
+
+
+def down(format: FormatOption = Format.auto) -> None:
+    """Stop the embedded database and broker; their data stays and the next command starts them again."""
+    from registry.localdb import stop
+    from registry.settings import settings
+
+    home = settings().home
+    stopped = stop(home)
+    emit([{"stopped": name} for name in stopped], ["stopped"], format, empty=f"nothing of {home} was running")
+    if settings().database_url:
+        talk("DATABASE_URL is set: that server is not modelkin's to stop")
+
+
+def doctor(format: FormatOption = Format.auto) -> None:
+    """Check versions, database, broker, device, Hub and disk; exit code 7 when something that is needed is broken."""
+    from api.cli.checks import all_checks
+
+    checks = all_checks()
+    emit([vars(check) for check in checks], ["check", "state", "detail", "advice"], format)
+    failed = [check.check for check in checks if check.state == "fail"]
+    if failed:
+        talk(f"to be mended: {', '.join(failed)}")
+        raise typer.Exit(7)
+    next_command("modelkin", "model", "list")
