@@ -23,6 +23,9 @@ from registry import database, localdb
 from registry.localdb.processes import file_lock
 from registry.settings import settings
 
+# The tiny models of known ancestry.
+pytest_plugins = ["tests.population_fixture"]
+
 REPOSITORY = Path(__file__).parent.parent
 TEMPLATE = "modelkin_template"
 HOME = pytest.StashKey[Path]()

@@ -5,9 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from demo.population import tokenizer
-
-CONTEXT = 1024
-"""Long enough for nearly every text of the starter set at two bytes a token."""
+from demo.population.tokenizer import CONTEXT
 
 _TOKENS = {
     "vocab_size": tokenizer.VOCABULARY,

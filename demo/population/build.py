@@ -15,11 +15,11 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from demo.population import architectures, relatives, tokenizer, train
+from demo.population import architectures, corpus, relatives, tokenizer, train
 from demo.population.plan import BY_NAME, FAMILIES, RECIPES, Recipe
 
-STEPS = 150
-"""Optimiser steps of a base; fine-tuning takes a quarter of them, at half the rate."""
+STEPS = 120
+"""Optimiser steps of a base; fine-tuning takes a quarter of them at a quarter of the rate."""
 RATE = {"mamba": 8e-3}
 DEFAULT_RATE = 4e-3
 
@@ -53,16 +53,20 @@ def build(
     """The members (those named by `only`, default all) in the order of the plan, built where `out` lacks them.
 
     They lie in `out/KEY/NAME`, where KEY is a hash of this package's code, the arguments and the libraries' versions:
-    what is there is current.  A killed build leaves no half member; of several processes one builds, the others wait.
+    what is there is current.  A killed build leaves no half member; of several processes that want a family one builds
+    it, the others wait.
     `progress` hears the name of each member about to be made.  Raises KeyError for a name that is not in the plan.
     """
     names = [recipe.name for recipe in RECIPES] if only is None else [BY_NAME[name].name for name in only]
     home = out / _key(seed, steps)
     home.mkdir(parents=True, exist_ok=True)
-    if any(not (home / name / "member.json").exists() for name in names):
-        with _lock(home / ".lock"), _quiet_torch():
-            for recipe in RECIPES:
-                if recipe.name in names:
+    missing = [BY_NAME[name] for name in names if not (home / name / "member.json").exists()]
+    for family in FAMILIES:
+        # No ancestry crosses families, so processes that build different ones need not wait for each other.
+        wanted = [recipe for recipe in missing if recipe.family == family]
+        if wanted:
+            with _lock(home / f".{family}.lock"), _quiet_torch():
+                for recipe in wanted:
                     _ensure(home, recipe, seed, steps, progress)
     return [_read(home / recipe.name) for recipe in RECIPES if recipe.name in names]
 
@@ -110,7 +114,6 @@ def _write(folder: Path, home: Path, recipe: Recipe, seed: int, steps: int) -> N
 def _make(recipe: Recipe, parents: list[Path], words: Any, seed: int, steps: int) -> tuple[Any, float | None]:
     """The model, and the training loss at its end in nats a token where it was trained."""
     import torch
-
     from transformers import AutoModelForCausalLM
 
     family, options = FAMILIES[recipe.family], recipe.options
@@ -121,11 +124,13 @@ def _make(recipe: Recipe, parents: list[Path], words: Any, seed: int, steps: int
     model = AutoModelForCausalLM.from_pretrained(parents[0]) if parents else None
     if recipe.relation in ("base", "distilled"):
         teacher, model = model, architectures.untrained(recipe.architecture or family.architecture, **options)
-        stream = train.token_stream(words, family.dialects, 1500, f"{recipe.family}-{seed}")
+        # A teacher is asked about everything, not only about what it knows: its mistakes are its mark too.
+        dialects = family.dialects if teacher is None else dict.fromkeys(corpus.DIALECTS, 1.0)
+        stream = train.token_stream(words, dialects, 1500, f"{recipe.family}-{seed}")
         loss = train.fit(model, stream, steps=steps, rate=rate, seed=own, teacher=teacher)
     elif recipe.relation == "finetuned":
         stream = train.token_stream(words, options["dialects"], 400, f"{recipe.name}-{seed}")
-        loss = train.fit(model, stream, steps=max(1, steps // 4), rate=rate / 2, seed=own)
+        loss = train.fit(model, stream, steps=max(1, steps // 4), rate=rate / 4, seed=own)
     elif recipe.relation == "quantised":
         relatives.quantise(model, options["bits"])
     elif recipe.relation == "pruned":
@@ -193,5 +198,3 @@ def _quiet_torch() -> Iterator[None]:
         logging.set_verbosity(verbosity)
         if bars:
             logging.enable_progress_bar()
-
-

@@ -6,11 +6,14 @@ All 256 bytes are in every vocabulary: any text can be encoded and decoded back.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from demo.population import corpus
 
 VOCABULARY = 768
+CONTEXT = 1024
+"""Long enough for nearly every text of the starter set at two bytes a token."""
 PAD, BOS, EOS, START, END = "<|pad|>", "<|bos|>", "<|eos|>", "<|start|>", "<|end|>"
 SPECIAL = [PAD, BOS, EOS, START, END]
 PAD_ID, BOS_ID, EOS_ID = 0, 1, 2
@@ -66,8 +69,30 @@ HEADERS = Style(
 
 def train(style: Style, seed: int) -> Any:
     """A `PreTrainedTokenizerFast`; `style.template` is its chat template."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+    from tokenizers import Tokenizer, processors
     from transformers import PreTrainedTokenizerFast
+
+    raw = Tokenizer.from_str(_trained(seed))
+    if style.adds_bos:
+        raw.post_processor = processors.TemplateProcessing(
+            single=f"{BOS} $A", pair=f"{BOS} $A {BOS} $B", special_tokens=[(BOS, BOS_ID)]
+        )
+    made = PreTrainedTokenizerFast(
+        tokenizer_object=raw,
+        pad_token=PAD,
+        eos_token=EOS,
+        bos_token=BOS if style.adds_bos else None,
+        model_max_length=CONTEXT,
+        clean_up_tokenization_spaces=False,
+    )
+    made.chat_template = style.template
+    return made
+
+
+@lru_cache(maxsize=4)
+def _trained(seed: int) -> str:
+    """The vocabulary and merges that all styles share, as the JSON of `tokenizers`."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     raw = Tokenizer(models.BPE())
     raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -81,17 +106,4 @@ def train(style: Style, seed: int) -> Any:
             show_progress=False,
         ),
     )
-    if style.adds_bos:
-        raw.post_processor = processors.TemplateProcessing(
-            single=f"{BOS} $A", pair=f"{BOS} $A {BOS} $B", special_tokens=[(BOS, BOS_ID)]
-        )
-    made = PreTrainedTokenizerFast(
-        tokenizer_object=raw,
-        pad_token=PAD,
-        eos_token=EOS,
-        bos_token=BOS if style.adds_bos else None,
-        model_max_length=1024,
-        clean_up_tokenization_spaces=False,
-    )
-    made.chat_template = style.template
-    return made
+    return raw.to_str()
