@@ -94,10 +94,13 @@ def verify_tokenizer(tokenizer: Any, tokenizer_json: Path | str | None) -> None:
         raw = Tokenizer.from_file(str(tokenizer_json))
     lower = '"Lowercase"' in (_backend_json(tokenizer) or "")
     for text in _PROBES:
-        ids = [int(one) for one in tokenizer(text, add_special_tokens=False)["input_ids"]]
+        try:
+            ids = [int(one) for one in tokenizer(text, add_special_tokens=False)["input_ids"]]
+            decoded = _decode(tokenizer, ids)
+        except Exception as error:  # the Rust backend raises plain Exception, a remote class anything
+            raise _bad(f"the loaded {type(tokenizer).__name__} fails on {text[:20]!r}: {error}") from error
         if raw is not None and ids != raw.encode(text, add_special_tokens=False).ids:
             raise _bad(f"the loaded {type(tokenizer).__name__} and tokenizer.json disagree on {text[:20]!r}")
-        decoded = _decode(tokenizer, ids)
         if _normal(decoded, lower) == _normal(text, lower):
             continue
         unknown = getattr(tokenizer, "unk_token_id", None)
