@@ -1,0 +1,302 @@
+"""The Hugging Face Hub: resolve to a commit first, describe without weights, download by commit.
+
+Commit first, because a warm cache hides that a repo is gone, gated or moved, and because `main` may move between two
+files.  The `HF_*` variables are huggingface_hub's own and hold here as everywhere.
+"""
+
+from __future__ import annotations
+
+import errno
+import glob
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from registry.errors import HubUnavailable, NoSpace, Refused
+from tasks import facts
+from tasks.facts import Description, File
+from tasks.references import HubReference
+
+LOADED_PATTERNS = (
+    "config.json",
+    "generation_config.json",
+    "adapter_config.json",
+    "tokenizer*",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.*",
+    "merges.txt",
+    "*spiece.model",
+    "tekken.json",
+    "*.tiktoken",
+    "chat_template*",
+    "additional_chat_templates/*.jinja",
+    "*.index.json",
+)
+"""Downloaded beside the chosen weight files; everything else stays where it is."""
+
+
+@dataclass(frozen=True)
+class Repo:
+    """A repo at a commit, as the Hub describes it."""
+
+    id: str
+    """Canonical: what the Hub answers, not what was asked for."""
+    commit: str
+    asked: HubReference
+    description: Description
+    gated: str | None
+    downloads: int | None
+    likes: int | None
+    gguf: Mapping[str, Any]
+    """The Hub's reading of a GGUF header: architecture, context_length, chat_template, total."""
+    relation: str | None
+    """From the Hub's own tags, e.g. `quantized` of base_model:quantized:org/base."""
+
+
+def describe(reference: HubReference) -> Repo:
+    """Resolves the commit and reads the small files of that commit; no weights.
+
+    Raises Refused (gated, not_found_or_private, disabled, revision_gone, unauthorised) or HubUnavailable.
+    """
+    from huggingface_hub import HfApi
+
+    with hub_errors(str(reference)):
+        info = HfApi().model_info(reference.repo, revision=reference.revision, files_metadata=True)
+    if info.disabled:
+        raise _refusal("disabled", str(reference))
+    if info.sha is None:
+        raise HubUnavailable(f"the Hub gave no commit for {reference}", hint="try again")
+    files = {}
+    for sibling in info.siblings or []:
+        digest = sibling.lfs.sha256 if sibling.lfs is not None else None
+        files[sibling.rfilename] = File(sibling.size or 0, digest)
+    where = f"{info.id}@{info.sha[:12]}"
+    small = {name: _small_file(info.id, info.sha, name) for name in facts.SMALL_FILES if name in files}
+    documents = {name: facts.read_json(path) for name, path in small.items() if name.endswith(".json")}
+    tokenizer_config = documents.get("tokenizer_config.json") or {}
+    jinja = small.get("chat_template.jinja")
+    index = documents.get("model.safetensors.index.json") or {}
+    card: dict[str, Any] = vars(info.card_data) if info.card_data is not None else {}
+    description = Description(
+        where=where,
+        files=files,
+        config=documents.get("config.json"),
+        adapter_config=documents.get("adapter_config.json"),
+        tokenizer_config=tokenizer_config,
+        chat_template=facts.template_text(jinja.read_text("utf-8") if jinja else None, tokenizer_config),
+        weight_map=index.get("weight_map"),
+        parameters=dict(info.safetensors.parameters) if info.safetensors is not None else None,
+        card=card,
+        pipeline_tag=info.pipeline_tag,
+        library=info.library_name,
+    )
+    return Repo(
+        id=info.id,
+        commit=info.sha,
+        asked=reference,
+        description=description,
+        gated=str(info.gated) if info.gated else None,
+        downloads=info.downloads,
+        likes=info.likes,
+        gguf=info.gguf or {},
+        relation=_relation(info.tags or []),
+    )
+
+
+def header_parameters(repo: str, commit: str) -> dict[str, int] | None:
+    """Values by dtype from the safetensors headers (a few kilobytes each); None where the Hub cannot say."""
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import NotASafetensorsRepoError, SafetensorsParsingError
+
+    try:
+        with hub_errors(f"{repo}@{commit[:12]}"):
+            found = HfApi().get_safetensors_metadata(repo, revision=commit).parameter_count
+            return {str(name): count for name, count in found.items()}
+    except (NotASafetensorsRepoError, SafetensorsParsingError):
+        return None
+
+
+def files_to_load(description: Description, weights: list[str], *, code: bool) -> list[str]:
+    """Weights of one format, and what config and tokenizer need."""
+    from fnmatch import fnmatch
+
+    patterns = [*LOADED_PATTERNS, *(["*.py"] if code else [])]
+    beside = [
+        name
+        for name in description.files
+        if any(fnmatch(name, pattern) for pattern in patterns) and ("/" not in name or name.endswith(".jinja"))
+    ]
+    return sorted({*weights, *beside})
+
+
+def download(repo: str, commit: str, sizes: Mapping[str, int]) -> Path:
+    """The snapshot folder that holds these files (name → size in bytes) at that commit.
+
+    Without a request when they are all there.  Raises NoSpace before anything is fetched that would not fit, Refused
+    and HubUnavailable as `describe` does.
+    """
+    from huggingface_hub import snapshot_download
+
+    folder = _cached_folder(repo, commit, sizes)
+    if folder is not None:
+        return folder
+    where = f"{repo}@{commit[:12]}"
+    require_space(where, missing_bytes(repo, commit, sizes))
+    with hub_errors(where):
+        return Path(
+            snapshot_download(repo, revision=commit, allow_patterns=[glob.escape(name) for name in sorted(sizes)])
+        )
+
+
+def missing_bytes(repo: str, commit: str, sizes: Mapping[str, int]) -> int:
+    """What is still to be downloaded."""
+    return sum(size for name, size in sizes.items() if not _is_cached(repo, commit, name, size))
+
+
+def require_space(where: str, needed: int) -> None:
+    """Raises NoSpace when the Hub cache's disk has less room than that, with a little to spare."""
+    from huggingface_hub import constants
+
+    cache = Path(constants.HF_HUB_CACHE)
+    place = next(parent for parent in (cache, *cache.parents) if parent.exists())
+    free = shutil.disk_usage(place).free
+    if needed and needed + 2**20 > free:
+        raise NoSpace(
+            f"{where} needs {_size(needed)} in {cache}, and {_size(free)} are free",
+            hint="free some space (`hf cache prune`), or set HF_HUB_CACHE to a larger disk",
+        )
+
+
+@contextmanager
+def hub_errors(where: str) -> Iterator[None]:
+    """Says which refusal or failure it was.  GatedRepoError is a RepositoryNotFoundError, and a rate limit met while
+    downloading comes as a FileNotFoundError: so the order of the questions matters."""
+    from huggingface_hub import errors
+
+    try:
+        yield
+    except errors.GatedRepoError as error:
+        raise _refusal("gated", where) from error
+    except errors.DisabledRepoError as error:
+        raise _refusal("disabled", where) from error
+    except errors.RepositoryNotFoundError as error:
+        raise _refusal("not_found_or_private", where) from error
+    except errors.RevisionNotFoundError as error:
+        raise _refusal("revision_gone", where) from error
+    except errors.HFValidationError as error:
+        raise _refusal("not_found_or_private", where) from error
+    except (errors.HfHubHTTPError, errors.LocalEntryNotFoundError, OSError) as error:
+        raise _other_failure(where, error) from error
+    except Exception as error:
+        # The HTTP library's own tree (timeouts, refused connections) is not huggingface_hub's.
+        if not type(error).__module__.startswith("httpx"):
+            raise
+        raise _unreachable(where, error) from error
+
+
+def _other_failure(where: str, error: BaseException) -> Exception:
+    from huggingface_hub import errors
+
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, (errors.HfHubHTTPError, errors.OfflineModeIsEnabled)):
+        if isinstance(cause, OSError) and cause.errno == errno.ENOSPC:
+            return NoSpace(f"the disk filled while {where} was downloaded", hint="free some space and run it again")
+        cause = cause.__cause__ or cause.__context__
+    if isinstance(cause, errors.GatedRepoError):
+        return _refusal("gated", where)
+    if isinstance(cause, errors.RepositoryNotFoundError):
+        return _refusal("not_found_or_private", where)
+    if isinstance(cause, errors.RevisionNotFoundError):
+        return _refusal("revision_gone", where)
+    if isinstance(cause, errors.HfHubHTTPError):
+        status = cause.response.status_code
+        if status == 401:
+            return _refusal("unauthorised", where)
+        if status == 403:
+            return _refusal("gated", where)
+        if status == 429:
+            return HubUnavailable(
+                f"the Hub limits our requests (asked for {where})",
+                hint="wait a little and run it again; a token (HF_TOKEN) raises the limit",
+                retry_after_s=_retry_after(cause.response.headers),
+            )
+        if status >= 500:
+            return HubUnavailable(
+                f"the Hub answers {status} for {where}",
+                hint="wait a little and run it again",
+                retry_after_s=_retry_after(cause.response.headers),
+            )
+        return Refused("not_found_or_private", f"the Hub answers {status} for {where}", hint="check the name")
+    if isinstance(error, (PermissionError, FileExistsError, NotADirectoryError)):
+        return error
+    return _unreachable(where, error)
+
+
+def _unreachable(where: str, error: BaseException) -> HubUnavailable:
+    reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+    return HubUnavailable(
+        f"the Hub cannot be reached for {where}: {reason}",
+        hint="check the network, HF_ENDPOINT and HF_HUB_OFFLINE, then run it again",
+    )
+
+
+def _refusal(reason: str, where: str) -> Refused:
+    said = {
+        "gated": (
+            f"{where} is gated and this token has no access",
+            "accept its terms on its Hub page, then set HF_TOKEN (or `hf auth login`)",
+        ),
+        "disabled": (f"{where} was disabled by the Hub", "choose another model"),
+        "not_found_or_private": (
+            f"the Hub has no {where}, or it is private and this token may not see it",
+            "check the spelling; for a private repo set HF_TOKEN; a local folder is written ./folder",
+        ),
+        "revision_gone": (f"the Hub has no such revision: {where}", "see the repo's branches, tags and commits"),
+        "unauthorised": (f"the Hub does not accept the token for {where}", "check HF_TOKEN, or unset it"),
+    }[reason]
+    return Refused(reason, said[0], hint=said[1])
+
+
+def _retry_after(headers: Mapping[str, str]) -> float | None:
+    value = headers.get("Retry-After", "")
+    return float(value) if value.isdigit() else None
+
+
+def _small_file(repo: str, commit: str, name: str) -> Path:
+    from huggingface_hub import hf_hub_download
+
+    with hub_errors(f"{repo}@{commit[:12]}"):
+        return Path(hf_hub_download(repo, name, revision=commit))
+
+
+def _cached(repo: str, commit: str, name: str) -> Path | None:
+    from huggingface_hub import try_to_load_from_cache
+
+    found = try_to_load_from_cache(repo, name, revision=commit)
+    return Path(found) if isinstance(found, str) else None
+
+
+def _is_cached(repo: str, commit: str, name: str, size: int) -> bool:
+    path = _cached(repo, commit, name)
+    return path is not None and path.stat().st_size == size
+
+
+def _cached_folder(repo: str, commit: str, sizes: Mapping[str, int]) -> Path | None:
+    if not all(_is_cached(repo, commit, name, size) for name, size in sizes.items()):
+        return None
+    first = _cached(repo, commit, min(sizes, key=lambda name: name.count("/")))
+    return first.parent if first is not None else None
+
+
+def _relation(tags: list[str]) -> str | None:
+    """The Hub computes it from the card and the files: base_model:finetune:org/base."""
+    kinds = ("finetune", "adapter", "quantized", "merge")
+    return next((kind for tag in tags for kind in kinds if tag.startswith(f"base_model:{kind}:")), None)
+
+
+def _size(count: int) -> str:
+    return f"{count / 1e9:.1f} GB" if count >= 1e8 else f"{count / 1e6:.1f} MB"

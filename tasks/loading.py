@@ -1,0 +1,382 @@
+"""From a registered model to one that is ready to score: weights checked, evaluation mode, dtype and device known."""
+
+from __future__ import annotations
+
+import math
+import re
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from registry.errors import NotFound, Refused
+from registry.identity import hash_files
+from registry.queries.model_info import ModelInfo
+from registry.settings import settings
+
+PROBE = "The quick brown fox jumps over the lazy dog, and then it goes back to sleep in the sun."
+"""English, since nearly every model has read some; only a sanity bound rests on it."""
+
+EXPLAINED_TENSORS = re.compile(r"rotary_emb\.inv_freq$|\.attn\.(masked_)?bias$|(^|\.)mtp\.|\.k_scale$|\.v_scale$")
+"""In files, but not in the model: buffers that are computed, and heads that predict several tokens at once."""
+
+ROOM_ON_CARD = 0.8
+"""Share of a card's free memory that weights may take; the rest is for activations and logits."""
+
+
+@dataclass
+class LoadedModel:
+    model: Any
+    """A torch module in evaluation mode without gradients."""
+    tokenizer: Any
+    context_length: int | None
+    """Tokens; None where the architecture has no limit."""
+    vocabulary: int
+    """Rows of the embedding: token ids from here on do not exist."""
+    dtype: str
+    """Of most of the weights as they are now."""
+    device: Any
+    """Where input ids go (torch.device)."""
+    device_class: str
+    """`cpu` or `cuda:<name of the card>`."""
+    attention: str
+    load_report: dict[str, Any] = field(default_factory=dict)
+    """Requested and actual dtype, quantisation, adapter, warnings, sanity: goes into a vector's provenance."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where the files of one model lie."""
+
+    name: str
+    kind: str
+    source: str
+    revision: str
+    file: str
+    files: Mapping[str, Mapping[str, Any]]
+    load: tuple[str, ...]
+    on_hub: bool
+
+
+def load(
+    info: ModelInfo,
+    *,
+    device: str = "auto",
+    dtype: str = "float32",
+    trust_remote_code: bool = False,
+    attention: str | None = None,
+    merge_adapter: bool | None = None,
+) -> LoadedModel:
+    """Fetches what is missing and loads it.
+
+    `attention` None lets transformers choose.  `merge_adapter` None merges in float32 only, since half precision
+    would round the sum.
+
+    Raises Refused: bad_weights (tensors missing, of another shape, or unexplained), missing_shards, missing_backend,
+    bad_tokenizer, remote_code, pickle_only, changed (the files are not the registered ones); NotFound when a folder is
+    gone; HubUnavailable, NoSpace.
+    """
+    own = _place(info.name, info.kind, info.source, info.revision, info.file, info.facts)
+    if info.kind != "adapter":
+        return _load(own, own, device, dtype, trust_remote_code or info.trust_remote_code, attention)
+    stored = info.facts["base"]
+    base = _place(
+        f"the base of {info.name}", stored["kind"], stored["source"], stored["revision"], stored["file"], stored
+    )
+    adapter = folder_of(own)
+    has_tokenizer = any((adapter / name).is_file() for name in ("tokenizer.json", "tokenizer.model", "vocab.json"))
+    loaded = _load(
+        base,
+        own if has_tokenizer else base,
+        device,
+        dtype,
+        trust_remote_code or info.trust_remote_code,
+        attention,
+        before_checks=lambda model: _with_adapter(model, adapter, info.name, merge_adapter, dtype),
+    )
+    loaded.load_report["adapter"] = {"merged": not hasattr(loaded.model, "peft_config"), "base": base.source}
+    return loaded
+
+
+def folder_of(place: Place) -> Path:
+    """The folder with config, tokenizer and safetensors of this place; downloads and unpacks what is needed."""
+    from tasks import gguf_files, hub
+
+    if place.on_hub:
+        sizes = {name: int(place.files[name]["size"]) for name in place.load}
+        folder = hub.download(place.source, place.revision, sizes)
+        if not place.file:
+            return folder
+        path = folder / place.file
+        known = place.files[place.file].get("sha256")
+        return gguf_files.converted(path, known or hash_files(folder, [place.file])[place.file], settings().home)
+    path = Path(place.source)
+    if not path.exists():
+        raise NotFound(f"{place.name}: nothing lies at {path} any more", hint="register it where it is now")
+    _require_unchanged(place, path if path.is_dir() else path.parent)
+    if place.kind == "gguf":
+        return gguf_files.converted(path, str(place.files[path.name]["sha256"]), settings().home)
+    return path
+
+
+def sanity(loaded: LoadedModel) -> dict[str, Any]:
+    """Whether the model predicts text better than a uniform guess.
+
+    A fact, not a refusal: an untrained model is a model.  {mean_log_p, uniform, plausible}, nats a token.
+    """
+    import torch
+
+    ids = loaded.tokenizer(PROBE, add_special_tokens=True)["input_ids"][: loaded.context_length]
+    uniform = -math.log(loaded.vocabulary)
+    if len(ids) < 2 or max(ids) >= loaded.vocabulary:
+        return {"mean_log_p": None, "uniform": uniform, "plausible": None}
+    inputs = torch.tensor([ids], device=loaded.device)
+    with torch.inference_mode():
+        logits = loaded.model(input_ids=inputs, use_cache=False).logits[0, :-1].float()
+        chosen = torch.log_softmax(logits, -1).gather(-1, inputs[0, 1:, None].to(logits.device))
+    mean = chosen.double().mean().item()
+    finite = math.isfinite(mean)
+    return {"mean_log_p": mean if finite else None, "uniform": uniform, "plausible": finite and mean > uniform}
+
+
+def _place(name: str, kind: str, source: str, revision: str, file: str, known: Mapping[str, Any]) -> Place:
+    if kind in ("named", "endpoint"):
+        raise Refused("no_weights", f"{name} has no weights that could be loaded", hint="register the model itself")
+    files = known.get("files", {})
+    return Place(name, kind, source, revision, file, files, tuple(known.get("load", ())), known.get("place") == "hub")
+
+
+def _require_unchanged(place: Place, folder: Path) -> None:
+    """Vectors belong to the bytes that were registered.  Hashes again only what looks touched."""
+    for name, known in place.files.items():
+        path = folder / name
+        stat = path.stat() if path.is_file() else None
+        if stat is not None and stat.st_size == known["size"] and stat.st_mtime_ns == known.get("mtime_ns"):
+            continue
+        if stat is None or hash_files(folder, [name])[name] != known["sha256"]:
+            raise Refused(
+                "changed",
+                f"{path} is not the file that was registered as {place.name}",
+                hint=f"register what lies there now: modelkin model add {place.source}",
+            )
+
+
+def _load(
+    place: Place,
+    tokenizer_place: Place,
+    device: str,
+    dtype: str,
+    trust: bool,
+    attention: str | None,
+    before_checks: Any = None,
+) -> LoadedModel:
+    import torch
+    from transformers import AutoConfig
+
+    from tasks import facts, refusals
+    from tasks.devices import chosen_device
+
+    folder = folder_of(place)
+    options: dict[str, Any] = {"trust_remote_code": trust, "local_files_only": True}
+    with _quiet(), _load_errors(place.name):
+        config = AutoConfig.from_pretrained(folder, **options)
+        stated = config.to_dict()
+        refusals.check_backend(stated, place.name)
+        tokenizer = _tokenizer(folder_of(tokenizer_place), options)
+        target = chosen_device(device)
+        spread = _placement(folder, target, device, dtype)
+        model, report = _weights(folder, place, options, dtype, spread, attention)
+        if before_checks is not None:
+            model = before_checks(model)
+    model.eval().requires_grad_(False)
+    rows = model.get_input_embeddings().weight.shape[0]
+    head = model.get_output_embeddings()
+    if head is not None and getattr(head, "weight", None) is not None:
+        rows = min(rows, head.weight.shape[0])
+    found = _main_dtype(model)
+    where = model.get_input_embeddings().weight.device
+    card = torch.cuda.get_device_name(where).replace(" ", "-") if where.type == "cuda" else ""
+    loaded = LoadedModel(
+        model=model,
+        tokenizer=tokenizer,
+        context_length=facts.context_length(stated),
+        vocabulary=rows,
+        dtype=found,
+        device=where,
+        device_class=f"cuda:{card}" if card else where.type,
+        attention=str(getattr(model.config, "_attn_implementation", None) or "none"),
+        load_report={**report, "requested_dtype": dtype, "dtype": found},
+    )
+    if len(tokenizer) > rows:
+        loaded.load_report["warnings"] = [f"the tokenizer has {len(tokenizer)} entries, the embedding {rows} rows"]
+    if facts.quantization(stated):
+        loaded.load_report["quantization"] = facts.quantization(stated)
+    loaded.load_report["sanity"] = sanity(loaded)
+    return loaded
+
+
+def _weights(
+    folder: Path, place: Place, options: dict[str, Any], dtype: str, spread: Any, attention: str | None
+) -> tuple[Any, dict[str, Any]]:
+    import torch
+    import transformers
+
+    # With output_loading_info it returns a pair, which its types do not say.
+    auto: Any = transformers.AutoModelForCausalLM
+    pickled = not any(folder.glob("*.safetensors"))
+    if pickled and not settings().allow_pickle:
+        raise Refused("pickle_only", f"{place.name} has only pickled weights", hint="set MODELKIN_ALLOW_PICKLE=1")
+    arguments: dict[str, Any] = {
+        **options,
+        "dtype": getattr(torch, dtype),
+        "use_safetensors": not pickled,
+        "output_loading_info": True,
+    }
+    if spread is not None:
+        arguments["device_map"] = spread
+    report: dict[str, Any] = {"format": "pickle" if pickled else "safetensors"}
+    if attention is None:
+        model, info = auto.from_pretrained(folder, **arguments)
+    else:
+        try:
+            model, info = auto.from_pretrained(folder, **arguments, attn_implementation=attention)
+        except (ValueError, ImportError):
+            # Gemma 2 caps its attention scores, which sdpa cannot.
+            model, info = auto.from_pretrained(folder, **arguments, attn_implementation="eager")
+            report["attention_fallback"] = f"{attention} → eager"
+    _require_whole(place.name, info)
+    return model, report
+
+
+def _require_whole(name: str, info: Mapping[str, Any]) -> None:
+    """transformers fills what is missing with random numbers and only logs it."""
+    missing = sorted(info.get("missing_keys", ()))
+    mismatched = sorted(str(entry) for entry in info.get("mismatched_keys", ()))
+    unexpected = sorted(key for key in info.get("unexpected_keys", ()) if not EXPLAINED_TENSORS.search(key))
+    faults = [
+        f"{len(found)} {what} (first: {found[0]})"
+        for what, found in (
+            ("tensors missing", missing),
+            ("tensors of another shape", mismatched),
+            ("tensors that the architecture does not have", unexpected),
+        )
+        if found
+    ]
+    faults += [str(error) for error in info.get("error_msgs", ())]
+    if faults:
+        raise Refused(
+            "bad_weights",
+            f"{name}: " + "; ".join(faults),
+            hint="the files do not make the model that config.json describes: get them again or ask the owner",
+        )
+
+
+def _placement(folder: Path, target: str, asked: str, dtype: str) -> Any:
+    """None on the CPU; one card where the weights fit, else all cards (and the CPU's memory) by accelerate."""
+    if not target.startswith("cuda"):
+        return None
+    import torch
+
+    stored = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+    # Files may hold another dtype; twice their size is the most that half precision in, float32 out can take.
+    needed = stored * (2 if dtype == "float32" else 1)
+    free, _ = torch.cuda.mem_get_info(torch.device(target))
+    if asked == "auto" and needed > ROOM_ON_CARD * free:
+        return "auto"
+    return {"": target}
+
+
+def _tokenizer(folder: Path, options: dict[str, Any]) -> Any:
+    from transformers import AutoTokenizer
+
+    from tasks.rendering import verify_tokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder, **options)
+    except (ValueError, OSError, KeyError, TypeError) as error:
+        raise Refused(
+            "bad_tokenizer", f"the tokenizer in {folder} cannot be read: {_first_line(error)}", hint="get it again"
+        ) from error
+    raw = folder / "tokenizer.json"
+    verify_tokenizer(tokenizer, raw if raw.is_file() else None)
+    return tokenizer
+
+
+def _with_adapter(model: Any, adapter: Path, name: str, merge: bool | None, dtype: str) -> Any:
+    from peft import PeftModel
+
+    from tasks.facts import safetensors_header
+
+    weights = adapter / "adapter_model.safetensors"
+    rows = [
+        entry["shape"][0]
+        for key, entry in (safetensors_header(weights) if weights.is_file() else {}).items()
+        if re.search(r"(embed_tokens|wte|lm_head)\.(modules_to_save\.)?weight$", key)
+    ]
+    if rows and max(rows) > model.get_input_embeddings().weight.shape[0]:
+        # The adapter brings the rows of tokens that it added.
+        model.resize_token_embeddings(max(rows), mean_resizing=False)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        adapted: Any = PeftModel.from_pretrained(model, adapter, is_trainable=False)
+    lost = [str(entry.message) for entry in said if "missing adapter keys" in str(entry.message)]
+    if lost:
+        raise Refused("bad_weights", f"{name}: {lost[0][:300]}", hint="the adapter was made for another base")
+    merge = dtype == "float32" if merge is None else merge
+    return adapted.merge_and_unload() if merge else adapted
+
+
+def _main_dtype(model: Any) -> str:
+    sizes: dict[str, int] = {}
+    for parameter in model.parameters():
+        name = str(parameter.dtype).removeprefix("torch.")
+        sizes[name] = sizes.get(name, 0) + parameter.numel()
+    return max(sizes, key=lambda name: sizes[name])
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """transformers' bars and load reports; what matters in them is checked here."""
+    import transformers
+
+    logging: Any = transformers.utils.logging
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()
+
+
+@contextmanager
+def _load_errors(name: str) -> Iterator[None]:
+    from safetensors import SafetensorError
+
+    try:
+        yield
+    except SafetensorError as error:
+        raise Refused("bad_weights", f"{name}: a broken weight file: {error}", hint="get it again") from error
+    except FileNotFoundError as error:
+        raise Refused("missing_shards", f"{name}: {_first_line(error)}", hint="get the files again") from error
+    except ImportError as error:
+        raise Refused("missing_backend", f"{name}: {_first_line(error)}", hint="install that package") from error
+    except ValueError as error:
+        if "trust_remote_code" in str(error):
+            raise Refused(
+                "remote_code", f"{name} runs its own code", hint="register it with --trust-remote-code"
+            ) from error
+        raise Refused("bad_weights", f"{name}: {_first_line(error)}", hint="transformers cannot load it") from error
+    except RuntimeError as error:
+        if type(error).__name__ == "OutOfMemoryError" or "memory" in str(error):
+            raise
+        # Sizes that do not match, and pickles that would run code.
+        raise Refused("bad_weights", f"{name}: {_first_line(error)}", hint="the files do not fit the config") from error
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
