@@ -169,7 +169,7 @@ def _reduce(turns: Any) -> str | tuple[str, str, str | None, list[str]]:
         return "missing"
     if not isinstance(turns, list) or not all(isinstance(turn, Mapping) for turn in turns):
         return "not_text"
-    said = [(_role(turn), turn.get("content", turn.get("value"))) for turn in turns]
+    said = [(_role(turn), _first(turn, "content", "value")) for turn in turns]
     user = next((place for place, (role, _) in enumerate(said) if role in USER), None)
     if user is None:
         return "no_user_turn"
@@ -187,7 +187,12 @@ def _reduce(turns: Any) -> str | tuple[str, str, str | None, list[str]]:
 
 
 def _role(turn: Mapping[str, Any]) -> str:
-    return str(turn.get("role", turn.get("from", ""))).lower()
+    return str(_first(turn, "role", "from")).lower()
+
+
+def _first(turn: Mapping[str, Any], *names: str) -> Any:
+    """The first that is there: in Parquet every turn has every key, with nulls."""
+    return next((turn[name] for name in names if turn.get(name) is not None), None)
 
 
 def _content(value: Any) -> str | None:
