@@ -103,12 +103,12 @@ def home() -> Iterator[Check]:
 
 
 def _orphaned_states() -> list[Path]:
-    from registry.localdb.places import ROOT_STATE
+    from registry.localdb.places import ROOT_STATE, owner_of
 
     if os.geteuid() != 0 or not ROOT_STATE.is_dir():
         return []
-    marks = [state / "home" for state in sorted(ROOT_STATE.iterdir())]
-    return [mark.parent for mark in marks if mark.is_file() and not Path(mark.read_text()).exists()]
+    owners = {state: owner_of(state) for state in sorted(ROOT_STATE.iterdir())}
+    return [state for state, owner in owners.items() if owner is not None and not owner.exists()]
 
 
 def database() -> Iterator[Check]:
@@ -149,12 +149,10 @@ def database() -> Iterator[Check]:
 def _embedded_not_made() -> Check | None:
     """The answer when there is no embedded database yet: a doctor makes none, but sees whether one can be made."""
     from registry.localdb.binaries import find_postgres
-    from registry.localdb.places import explained, locate
+    from registry.localdb.places import is_prepared, locate
 
-    place = locate(settings().home)
-    with explained(place.home):
-        if (place.state / "password").exists():
-            return None
+    if is_prepared(locate(settings().home)):
+        return None
     binaries = find_postgres(settings().postgres_bin)
     return Check("database", "warn", f"not made yet; PostgreSQL {binaries.version} is at hand", "modelkin init")
 

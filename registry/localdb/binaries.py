@@ -123,7 +123,7 @@ def reachable_program(place: Place, program: Path) -> Path:
 
 def find_libs(folder: Path) -> Path | None:
     """The `<package>.libs` folder that auditwheel puts beside a package, found from inside the package."""
-    for parent in folder.parents:
+    for parent in folder.parents[:-1]:
         libs = parent.with_name(parent.name + ".libs")
         if libs.is_dir():
             return libs

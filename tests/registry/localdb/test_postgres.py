@@ -1,0 +1,196 @@
+"""The life of the embedded PostgreSQL: started, found again, killed, stopped."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from sqlalchemy import make_url
+
+from registry.localdb import ensure_postgres, postgres, remove, stop
+from registry.localdb.places import Place
+from registry.localdb.processes import alive, start_detached, wait_gone
+
+from .conftest import REPOSITORY, mode, query
+
+START = "import sys; from pathlib import Path; from registry.localdb import ensure_postgres; " + (
+    "print(ensure_postgres(Path(sys.argv[1]), fsync=False))"
+)
+ENVIRONMENT = {"PYTHONPATH": str(REPOSITORY)}
+
+
+def started(place: Place) -> int:
+    pid = postgres.server_pid(place)
+    assert pid is not None
+    return pid
+
+
+def test_starts_and_is_found_again(home: Path, place: Place) -> None:
+    url = ensure_postgres(home)
+    pid = started(place)
+    assert ensure_postgres(home) == url
+    assert started(place) == pid
+    # Data must survive a power cut unless somebody said that it need not.
+    assert query(url, "show fsync") == "on"
+    assert query(url, "select '[1,2]'::vector <-> '[1,4]'::vector") == 2
+    assert query(url, "select lower('ÀÉ')") == "àé"
+
+
+def test_nobody_else_can_reach_it(home: Path, place: Place) -> None:
+    home.parent.chmod(0o755)
+    home.mkdir(mode=0o755)
+    before = [mode(folder) for folder in (home, *home.parents)]
+    url = ensure_postgres(home, fsync=False)
+    assert [mode(folder) for folder in (home, *home.parents)] == before
+    assert query(url, "show listen_addresses") == ""
+    assert query(url, "show fsync") == "off"
+    assert mode(place.data) == 0o700
+    assert mode(place.socket_folder) == 0o700
+    assert mode(place.postgres) == 0o700
+    assert mode(place.state / "password") == 0o600
+    # Even who gets to the socket needs the password.
+    without = make_url(url).set(password="wrong")
+    with pytest.raises(Exception, match="authentication failed"):
+        query(without.render_as_string(hide_password=False), "select 1")
+    command_line = Path(f"/proc/{started(place)}/cmdline")
+    if command_line.exists():
+        assert place.password not in command_line.read_text()
+
+
+def test_the_servers_folders_do_not_depend_on_the_umask(home: Path, place: Place) -> None:
+    for mask in (0o077, 0o000):
+        before = os.umask(mask)
+        try:
+            ensure_postgres(home, fsync=False)
+        finally:
+            os.umask(before)
+        assert mode(place.data) == 0o700
+        assert mode(place.state / "password") == 0o600
+        remove(home)
+
+
+def test_many_processes_at_once_start_one_server(home: Path, place: Place) -> None:
+    command = [sys.executable, "-c", START, str(home)]
+    running = [subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.PIPE, text=True) for _ in range(4)]
+    urls = {process.communicate(timeout=120)[0] for process in running}
+    assert [process.returncode for process in running] == [0] * 4
+    assert len(urls) == 1
+    log = (place.postgres / "log").read_text()
+    assert log.count("database system is ready to accept connections") == 1
+
+
+def test_committed_data_survives_kill_9(home: Path, place: Place) -> None:
+    url = ensure_postgres(home)
+    query(url, "create table kept (n int)")
+    query(url, "insert into kept values (42)")
+    pid = started(place)
+    os.kill(pid, signal.SIGKILL)
+    assert wait_gone(pid, 10)
+    assert (place.data / "postmaster.pid").exists()
+    assert ensure_postgres(home) == url
+    assert started(place) != pid
+    assert query(url, "select n from kept") == 42
+
+
+def test_waits_for_the_orphans_of_a_killed_server(home: Path, place: Place) -> None:
+    """A backend that computes does not notice at once that its postmaster was killed, and holds the shared memory."""
+    url = ensure_postgres(home, fsync=False)
+
+    def compute() -> None:
+        with pytest.raises(Exception, match=r"closed|terminating"):
+            query(url, "select count(*) from generate_series(1, 100000000) a, generate_series(1, 100) b")
+
+    computing = threading.Thread(target=compute)
+    computing.start()
+    busy = "select pid from pg_stat_activity where query like 'select count%' and state = 'active'"
+    while not (backend := query(url, busy)):
+        time.sleep(0.05)
+    os.kill(started(place), signal.SIGKILL)
+    threading.Timer(2, os.kill, (backend, signal.SIGKILL)).start()
+    assert ensure_postgres(home, fsync=False) == url
+    computing.join()
+    assert "pre-existing shared memory block" in (place.postgres / "log").read_text()
+
+
+def test_a_stale_pid_file_that_names_a_stranger(home: Path, place: Place) -> None:
+    """The pid of the dead server was given to another process of the same user, which must not be harmed."""
+    url = ensure_postgres(home, fsync=False)
+    pid = started(place)
+    content = (place.data / "postmaster.pid").read_text()
+    os.kill(pid, signal.SIGKILL)
+    assert wait_gone(pid, 10)
+    stranger = start_detached(["sleep", "120"], log=place.postgres / "log", account=place.account)
+    try:
+        for path in (place.data / "postmaster.pid", place.socket_folder / ".s.PGSQL.5432.lock"):
+            path.write_text(content.replace(str(pid), str(stranger), 1))
+        assert postgres.server_pid(place) is None
+        assert ensure_postgres(home, fsync=False) == url
+        assert query(url, "select 1") == 1
+        assert stop(home)
+        assert alive(stranger)
+    finally:
+        os.kill(stranger, signal.SIGKILL)
+
+
+def test_a_socket_deleted_under_the_server(home: Path, place: Place) -> None:
+    url = ensure_postgres(home, fsync=False)
+    (place.socket_folder / ".s.PGSQL.5432").unlink()
+    assert ensure_postgres(home, fsync=False) == url
+    assert query(url, "select 1") == 1
+
+
+def test_an_initdb_that_was_killed_half_way(home: Path, place: Place) -> None:
+    ensure_postgres(home, fsync=False)
+    stop(home)
+    place.data.rename(place.postgres / "data.part")
+    (place.postgres / "data.part" / "PG_VERSION").unlink()
+    assert query(ensure_postgres(home, fsync=False), "select 1") == 1
+
+
+def test_stop(home: Path, place: Place) -> None:
+    assert stop(home) == []
+    url = ensure_postgres(home, fsync=False)
+    query(url, "create table kept (n int)")
+    pid = started(place)
+    assert stop(home) == [f"PostgreSQL (pid {pid})"]
+    assert not alive(pid)
+    assert stop(home) == []
+    assert query(ensure_postgres(home, fsync=False), "select count(*) from kept") == 0
+
+
+def test_it_outlives_its_starter_and_a_ctrl_c(home: Path, place: Place) -> None:
+    code = START + "; sys.stdout.flush(); import time; time.sleep(60)"
+    starter = subprocess.Popen(
+        [sys.executable, "-c", code, str(home)],
+        env=ENVIRONMENT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert starter.stdout is not None
+    url = starter.stdout.readline().strip()
+    pid = started(place)
+    # As a terminal does it: to the whole foreground group.
+    os.killpg(starter.pid, signal.SIGINT)
+    # Ends only when nobody holds the pipes any more, so the server does not.
+    starter.communicate(timeout=20)
+    assert starter.returncode != 0
+    assert query(url, "select 1") == 1
+    assert started(place) == pid
+    assert os.getsid(pid) != os.getsid(0)
+    if Path(f"/proc/{pid}/fd").exists():
+        open_files = {os.readlink(f"/proc/{pid}/fd/{n}") for n in (0, 1, 2)}
+        assert open_files == {"/dev/null", str(place.postgres / "log")}
+
+
+def test_the_callers_environment_does_not_reach_it(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"PGPORT": "1", "PGHOST": "elsewhere", "PGDATA": "/nowhere", "PGUSER": "x"}.items():
+        monkeypatch.setenv(name, value)
+    assert query(ensure_postgres(home, fsync=False), "select 1") == 1

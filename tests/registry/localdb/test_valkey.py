@@ -1,0 +1,116 @@
+"""The life of the embedded broker."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+import redis
+
+from registry.errors import Unavailable
+from registry.localdb import ensure_valkey, stop, valkey
+from registry.localdb.places import Place
+from registry.localdb.processes import alive, start_detached, wait_gone
+
+from .conftest import mode, root_only
+
+
+def started(place: Place) -> int:
+    pid = valkey.server_pid(place)
+    assert pid is not None
+    return pid
+
+
+def kill(place: Place) -> int:
+    pid = started(place)
+    os.kill(pid, signal.SIGKILL)
+    assert wait_gone(pid, 10)
+    return pid
+
+
+def test_starts_is_found_again_and_keeps_its_queue_over_kill_9(home: Path, place: Place) -> None:
+    url = ensure_valkey(home)
+    pid = started(place)
+    assert ensure_valkey(home) == url
+    assert started(place) == pid
+    with redis.Redis.from_url(url) as client:
+        client.rpush("queue", "job")
+        assert client.config_get("bind") == {"bind": "127.0.0.1"}
+        assert client.config_get("maxmemory-policy") == {"maxmemory-policy": "noeviction"}
+    with pytest.raises(redis.AuthenticationError), redis.Redis(port=urlsplit(url).port) as client:
+        client.ping()
+    kill(place)
+    assert ensure_valkey(home) == url
+    assert started(place) != pid
+    with redis.Redis.from_url(url) as client:
+        assert client.lrange("queue", 0, -1) == [b"job"]
+
+
+def test_only_its_user_reads_its_files(home: Path, place: Place) -> None:
+    ensure_valkey(home)
+    assert mode(place.valkey) == 0o700
+    assert mode(place.valkey / "valkey.conf") == 0o600
+    command_line = Path(f"/proc/{started(place)}/cmdline")
+    if command_line.exists():
+        assert place.password not in command_line.read_text()
+
+
+@root_only
+def test_as_root_it_is_not_root(home: Path, place: Place) -> None:
+    ensure_valkey(home)
+    assert os.stat(f"/proc/{started(place)}").st_uid == place.account.uid != 0
+
+
+def test_a_port_taken_meanwhile(home: Path, place: Place) -> None:
+    url = ensure_valkey(home)
+    kill(place)
+    with socket.create_server(("127.0.0.1", urlsplit(url).port)):
+        other = ensure_valkey(home)
+        assert urlsplit(other).port != urlsplit(url).port
+        with redis.Redis.from_url(other) as client:
+            assert client.ping()
+
+
+def test_many_at_once_start_one_server(home: Path) -> None:
+    with ThreadPoolExecutor(4) as pool:
+        assert len(set(pool.map(ensure_valkey, [home] * 4))) == 1
+
+
+def test_a_stale_pid_file_that_names_a_stranger(home: Path, place: Place) -> None:
+    url = ensure_valkey(home)
+    kill(place)
+    stranger = start_detached(["sleep", "120"], log=place.valkey / "log", account=place.account)
+    try:
+        (place.valkey / "data" / "valkey.pid").write_text(f"{stranger}\n")
+        assert ensure_valkey(home) == url
+        assert stop(home)
+        assert alive(stranger)
+    finally:
+        os.kill(stranger, signal.SIGKILL)
+
+
+def test_a_server_that_hangs_gets_no_rival_on_its_data(
+    home: Path, place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ensure_valkey(home)
+    pid = started(place)
+    os.kill(pid, signal.SIGSTOP)
+    monkeypatch.setattr(valkey, "START_SECONDS", 0.2)
+    try:
+        with pytest.raises(Unavailable, match="does not answer"):
+            ensure_valkey(home)
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+def test_no_program(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(valkey, "find_spec", lambda name: None)
+    monkeypatch.setattr(valkey, "SYSTEM_FOLDERS", ())
+    with pytest.raises(Unavailable, match="no Valkey") as caught:
+        ensure_valkey(home)
+    assert "BROKER_URL" in str(caught.value.hint)
