@@ -232,3 +232,22 @@ def _card(readme: Path) -> dict[str, Any]:
     except yaml.YAMLError:
         return {}
     return found if isinstance(found, dict) else {}
+
+
+def card_facts(found: Description) -> dict[str, Any]:
+    wanted = ("language", "datasets", "tags", "library_name", "license_link")
+    card = {key: found.card[key] for key in wanted if isinstance(found.card.get(key), (str, list))}
+    return {
+        key: value for key, value in card.items() if isinstance(value, str) or all(isinstance(v, str) for v in value)
+    }
+
+
+def warnings(found: Description, columns: Mapping[str, Any]) -> list[str]:
+    said = []
+    if columns.get("template_hash") is None:
+        said.append("no chat template: score it with --profile plain")
+    if str(columns.get("dtype")).startswith("float8"):
+        said.append("the checkpoint holds 8-bit floats; other dtypes are made from them")
+    if columns.get("quantization") and columns.get("parameters"):
+        said.append("the parameter count is that of the packed tensors")
+    return said

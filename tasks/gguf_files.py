@@ -19,6 +19,7 @@ from typing import Any
 
 from registry.canonical import sha256_hex
 from registry.errors import NoSpace, Refused
+from tasks.quiet import quiet
 
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
@@ -133,7 +134,8 @@ def converted(path: Path, sha256: str, home: Path) -> Path:
         sys.stderr.write(f"modelkin: unpacking {path.name}, once; this can take minutes\n")
         staging = Path(tempfile.mkdtemp(prefix=f".{sha256}-", dir=place))
         try:
-            _convert(path, staging)
+            with quiet():
+                _convert(path, staging)
             for written in staging.iterdir():
                 _sync(written)
             staging.chmod(0o755)

@@ -15,6 +15,7 @@ from registry.errors import NotFound, Refused
 from registry.identity import hash_files
 from registry.queries.model_info import ModelInfo
 from registry.settings import settings
+from tasks.quiet import quiet
 
 PROBE = "The quick brown fox jumps over the lazy dog, and then it goes back to sleep in the sun."
 """English, since nearly every model has read some; only a sanity bound rests on it."""
@@ -178,9 +179,9 @@ def _load(
     from tasks import facts, refusals
     from tasks.devices import chosen_device
 
-    folder = folder_of(place)
     options: dict[str, Any] = {"trust_remote_code": trust, "local_files_only": True}
-    with _quiet(), _load_errors(place.name):
+    folder = folder_of(place)
+    with quiet(), _load_errors(place.name):
         config = AutoConfig.from_pretrained(folder, **options)
         stated = config.to_dict()
         refusals.check_backend(stated, place.name)
@@ -334,23 +335,6 @@ def _main_dtype(model: Any) -> str:
         name = str(parameter.dtype).removeprefix("torch.")
         sizes[name] = sizes.get(name, 0) + parameter.numel()
     return max(sizes, key=lambda name: sizes[name])
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """transformers' bars and load reports; what matters in them is checked here."""
-    import transformers
-
-    logging: Any = transformers.utils.logging
-    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(level)
-        if bars:
-            logging.enable_progress_bar()
 
 
 @contextmanager

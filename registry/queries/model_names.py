@@ -85,6 +85,15 @@ def tags_of(session: Session, model_id: int) -> list[str]:
     return list(session.scalars(select(ModelTag.tag).where(ModelTag.model_id == model_id).order_by(ModelTag.tag)))
 
 
+def tags_of_many(session: Session, model_ids: list[int]) -> dict[int, list[str]]:
+    """In one query, for a page of a list; models without tags are absent."""
+    found: dict[int, list[str]] = {}
+    query = select(ModelTag).where(ModelTag.model_id.in_(model_ids)).order_by(ModelTag.model_id, ModelTag.tag)
+    for row in session.scalars(query):
+        found.setdefault(row.model_id, []).append(row.tag)
+    return found
+
+
 def resolve(session: Session, named: ModelInfo, target: ModelInfo, *, actor: str, move: bool = False) -> ModelInfo:
     """Says that an imported name is this model.  The named row, its vectors and its history stay.
 
