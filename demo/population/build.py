@@ -65,7 +65,7 @@ def build(
         # No ancestry crosses families, so processes that build different ones need not wait for each other.
         wanted = [recipe for recipe in missing if recipe.family == family]
         if wanted:
-            with _lock(home / f".{family}.lock"), _quiet_torch():
+            with _lock(home / f".{family}.lock"), _repeatably():
                 for recipe in wanted:
                     _ensure(home, recipe, seed, steps, progress)
     return [_read(home / recipe.name) for recipe in RECIPES if recipe.name in names]
@@ -181,20 +181,30 @@ def _lock(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _quiet_torch() -> Iterator[None]:
-    """One thread, so that sums are made in one order; torch's random state and transformers' talk as they were."""
+def _repeatably() -> Iterator[None]:
+    """One thread, so that sums are made in one order; torch's random state afterwards as it was."""
     import torch
-    from transformers.utils import logging
 
-    threads, verbosity, bars = torch.get_num_threads(), logging.get_verbosity(), logging.is_progress_bar_enabled()
+    threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
     try:
-        with torch.random.fork_rng(devices=[]):
+        with torch.random.fork_rng(devices=[]), quiet_transformers():
             yield
     finally:
         torch.set_num_threads(threads)
+
+
+@contextmanager
+def quiet_transformers() -> Iterator[None]:
+    """No bars and no remarks on every model that is loaded or saved."""
+    from transformers.utils import logging
+
+    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
         logging.set_verbosity(verbosity)
         if bars:
             logging.enable_progress_bar()
