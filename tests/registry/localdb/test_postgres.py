@@ -184,7 +184,7 @@ def test_it_outlives_its_starter_and_a_ctrl_c(home: Path, place: Place) -> None:
     assert starter.returncode != 0
     assert query(url, "select 1") == 1
     assert started(place) == pid
-    assert os.getsid(pid) != os.getsid(0)
+    assert os.getsid(pid) != starter.pid
     if Path(f"/proc/{pid}/fd").exists():
         open_files = {os.readlink(f"/proc/{pid}/fd/{n}") for n in (0, 1, 2)}
         assert open_files == {"/dev/null", str(place.postgres / "log")}

@@ -1,0 +1,149 @@
+"""`modelkin init`, `down` and `doctor`, as typed."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from sqlalchemy import URL, create_engine, make_url, text
+from sqlalchemy.pool import NullPool
+
+from registry import localdb
+from registry.database import head_revision
+
+MODELKIN = [sys.executable, "-c", "from api.cli import main; main()"]
+# Nobody listens on the discard port.
+NO_HUB = {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HUB_OFFLINE": "0"}
+
+Modelkin = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def home() -> Iterator[Path]:
+    folder = Path(tempfile.mkdtemp(prefix="modelkin-cli-"))
+    yield folder / "home"
+    if (folder / "home").exists():
+        localdb.remove(folder / "home")
+    shutil.rmtree(folder)
+
+
+@pytest.fixture
+def modelkin(modelkin_env: dict[str, str], home: Path) -> Modelkin:
+    """Runs the command with an embedded database of its own; keywords go into its environment."""
+    kept = {name: value for name, value in modelkin_env.items() if name != "DATABASE_URL"}
+    environment = kept | NO_HUB | {"MODELKIN_HOME": str(home), "MODELKIN_POSTGRES_FSYNC": "0"}
+
+    def run(*words: str, **more: str) -> subprocess.CompletedProcess[str]:
+        command = [*MODELKIN, *words]
+        return subprocess.run(command, env=environment | more, capture_output=True, text=True, timeout=120, check=False)
+
+    return run
+
+
+def execute(url: str | URL, *statements: str) -> None:
+    engine = create_engine(url, poolclass=NullPool, isolation_level="AUTOCOMMIT")
+    with engine.connect() as connection:
+        for statement in statements:
+            connection.execute(text(statement))
+
+
+def checks(ran: subprocess.CompletedProcess[str]) -> dict[str, list[dict[str, str]]]:
+    found: dict[str, list[dict[str, str]]] = {}
+    for item in json.loads(ran.stdout)["items"]:
+        found.setdefault(item["check"], []).append(item)
+    return found
+
+
+def test_init_doctor_down(modelkin: Modelkin, home: Path) -> None:
+    made = modelkin("init", "--format", "json")
+    assert made.returncode == 0, made.stderr
+    record = json.loads(made.stdout)
+    assert record["migration"] == head_revision()
+    assert record["migrated_from"] is None
+    password = localdb.places.locate(home).password
+    assert password not in made.stdout + made.stderr
+    assert "next: modelkin" in made.stderr
+
+    again = modelkin("init", "--format", "json")
+    assert json.loads(again.stdout)["migrated_from"] == head_revision()
+    assert "up to date" in again.stderr
+
+    examined = modelkin("doctor", "--format", "json")
+    assert examined.returncode == 0, examined.stdout
+    assert password not in examined.stdout + examined.stderr
+    found = checks(examined)
+    assert {
+        "python",
+        "packages",
+        "home",
+        "database",
+        "migrations",
+        "pgvector",
+        "broker",
+        "device",
+        "hub",
+        "cache",
+    } <= set(found)
+    assert [item["state"] for item in found["migrations"] + found["pgvector"]] == ["ok", "ok"]
+    # Said, since it means that a crash may lose data; and what cannot be reached but is not needed is no failure.
+    assert any("fsync is off" in item["detail"] for item in found["database"])
+    assert [item["state"] for item in found["hub"]] == ["warn"]
+    assert all(item["advice"] for items in found.values() for item in items if item["state"] == "fail")
+
+    stopped = modelkin("down")
+    assert stopped.returncode == 0
+    assert "PostgreSQL" in stopped.stdout
+    again = modelkin("down", "--format", "json")
+    assert json.loads(again.stdout)["items"] == []
+    assert json.loads(modelkin("init", "--format", "json").stdout)["migrated_from"] == head_revision()
+
+
+def test_a_doctor_makes_nothing(modelkin: Modelkin, home: Path) -> None:
+    ran = modelkin("doctor", "--format", "json")
+    assert ran.returncode == 0, ran.stdout
+    [database] = checks(ran)["database"]
+    assert database["state"] == "warn"
+    assert database["advice"] == "modelkin init"
+    assert not home.exists()
+
+
+def test_a_doctor_fails_when_a_need_is_not_met(modelkin: Modelkin) -> None:
+    url = "postgres://somebody:hidden-word@127.0.0.1:9/nothing"
+    ran = modelkin("doctor", "--format", "json", DATABASE_URL=url, BROKER_URL="redis://:other-word@127.0.0.1:9/0")
+    assert ran.returncode == 7
+    found = checks(ran)
+    assert found["database"][0]["state"] == "fail"
+    assert "DATABASE_URL" in found["database"][0]["advice"]
+    assert found["broker"][0]["state"] == "warn"
+    assert "hidden-word" not in ran.stdout + ran.stderr
+    assert "other-word" not in ran.stdout + ran.stderr
+
+
+def test_init_on_a_server_where_pgvector_may_not_be_made(modelkin: Modelkin, server_url: str) -> None:
+    execute(server_url, "create database limited", "create role limited login password 'hidden-word'")
+    try:
+        # Tables it may make, extensions not.
+        execute(make_url(server_url).set(database="limited"), "grant create on schema public to limited")
+        url = make_url(server_url).set(username="limited", password="hidden-word", database="limited")
+        ran = modelkin("init", DATABASE_URL=url.render_as_string(hide_password=False))
+    finally:
+        execute(server_url, "drop database limited with (force)", "drop role limited")
+    assert ran.returncode == 7
+    assert "pgvector" in ran.stderr
+    assert "create extension vector" in ran.stderr
+    assert "hidden-word" not in ran.stdout + ran.stderr
+    assert "Traceback" not in ran.stderr
+
+
+def test_init_says_why_the_embedded_database_cannot_start(modelkin: Modelkin, tmp_path: Path) -> None:
+    ran = modelkin("init", MODELKIN_POSTGRES_BIN=str(tmp_path))
+    assert ran.returncode == 7
+    assert ran.stdout == ""
+    assert "holds no postgres" in ran.stderr
+    assert "hint: MODELKIN_POSTGRES_BIN" in ran.stderr
