@@ -1,0 +1,191 @@
+"""A small Hub on the loopback: enough of its HTTP to drive the real huggingface_hub client through every outcome."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import threading
+import urllib.parse
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+Files = dict[str, bytes]
+
+
+def files_of(folder: Path) -> Files:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@dataclass
+class FakeRepo:
+    id: str
+    commits: dict[str, Files] = field(default_factory=dict)
+    refs: dict[str, str] = field(default_factory=dict)
+    extra: dict[str, Any] = field(default_factory=dict)
+    """Merged into the answer of /api/models: tags, gated, cardData, safetensors, downloads."""
+    files_refused: tuple[int, str] | None = None
+    """(status, X-Error-Code) for every file, as a gated repo does that shows its page."""
+
+    def commit(self, files: Mapping[str, bytes], ref: str = "main") -> str:
+        content = repr(sorted((name, hashlib.sha256(data).hexdigest()) for name, data in files.items()))
+        sha = hashlib.sha1(f"{self.id}{len(self.commits)}{content}".encode()).hexdigest()
+        self.commits[sha] = dict(files)
+        self.refs[ref] = sha
+        return sha
+
+
+class FakeHub:
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.repos: dict[str, FakeRepo] = {}
+        self.moved: dict[str, str] = {}
+        self.refusals: dict[str, tuple[int, dict[str, str]]] = {}
+        """Repo id → (status, headers) for its API answer."""
+        self.always: tuple[int, dict[str, str]] | None = None
+        """One answer for everything: rate limit or outage."""
+        self.requests: list[tuple[str, str]] = []
+        self.after_file: list[Any] = []
+        """Called once, in turn, after a file was served."""
+
+    def add(self, id: str, files: Mapping[str, bytes], **extra: Any) -> FakeRepo:
+        repo = FakeRepo(id, extra=extra)
+        repo.commit(files)
+        self.repos[id] = repo
+        return repo
+
+    def files_asked(self) -> list[str]:
+        """Names of files whose bytes were sent."""
+        return [
+            path.split("/resolve/")[1].split("/", 1)[1]
+            for verb, path in self.requests
+            if "/resolve/" in path and verb == "GET"
+        ]
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    hub: FakeHub
+
+    def log_message(self, *_: Any) -> None: ...
+
+    def do_HEAD(self) -> None:
+        self._serve()
+
+    def do_GET(self) -> None:
+        self._serve()
+
+    def _serve(self) -> None:
+        path = urllib.parse.unquote(urllib.parse.urlsplit(self.path).path)
+        self.hub.requests.append((self.command, path))
+        if self.hub.always is not None:
+            self._answer(*self.hub.always)
+            return
+        api = re.fullmatch(r"/api/models/(?P<id>[^/]+(?:/[^/]+)?)(?:/revision/(?P<rev>.+))?", path)
+        file = re.fullmatch(r"/(?P<id>[^/]+/[^/]+)/resolve/(?P<rev>refs/[^/]+/[^/]+|[^/]+)/(?P<name>.+)", path)
+        found = api or file
+        if found is None:
+            self._answer(404, {})
+            return
+        id, revision = found["id"], found["rev"] or "main"
+        if id in self.hub.moved:
+            self._answer(307, {"Location": self.path.replace(id, self.hub.moved[id])})
+        elif id in self.hub.refusals:
+            self._answer(*self.hub.refusals[id])
+        elif id not in self.hub.repos:
+            self._answer(401, {"X-Error-Code": "RepoNotFound"})
+        else:
+            repo = self.hub.repos[id]
+            commit = repo.refs.get(revision, revision)
+            if commit not in repo.commits:
+                self._answer(404, {"X-Error-Code": "RevisionNotFound"})
+            elif api is not None:
+                self._info(repo, commit)
+            else:
+                self._file(repo, commit, found["name"])
+
+    def _info(self, repo: FakeRepo, commit: str) -> None:
+        siblings = []
+        for name, data in repo.commits[commit].items():
+            entry: dict[str, Any] = {"rfilename": name, "size": len(data), "blobId": hashlib.sha1(data).hexdigest()}
+            if name.endswith((".safetensors", ".gguf", ".bin")):
+                entry["lfs"] = {"sha256": hashlib.sha256(data).hexdigest(), "size": len(data), "pointerSize": 130}
+            siblings.append(entry)
+        body = {"id": repo.id, "modelId": repo.id, "sha": commit, "private": False, "disabled": False, "gated": False}
+        body |= {"tags": [], "downloads": 12, "likes": 3, "siblings": siblings} | repo.extra
+        self._answer(200, {"Content-Type": "application/json"}, json.dumps(body).encode())
+
+    def _file(self, repo: FakeRepo, commit: str, name: str) -> None:
+        if repo.files_refused is not None:
+            self._answer(repo.files_refused[0], {"X-Error-Code": repo.files_refused[1]})
+            return
+        data = repo.commits[commit].get(name)
+        if data is None:
+            self._answer(404, {"X-Error-Code": "EntryNotFound", "X-Repo-Commit": commit})
+            return
+        headers = {"X-Repo-Commit": commit, "ETag": f'"{hashlib.sha256(data).hexdigest()}"', "Accept-Ranges": "bytes"}
+        asked = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
+        if asked is not None:
+            first, last = int(asked[1]), min(int(asked[2] or len(data) - 1), len(data) - 1)
+            headers["Content-Range"] = f"bytes {first}-{last}/{len(data)}"
+            self._answer(206, headers, data[first : last + 1])
+        else:
+            self._answer(200, headers, data)
+        if self.command == "GET" and self.hub.after_file:
+            self.hub.after_file.pop(0)()
+
+    def _answer(self, status: int, headers: Mapping[str, str], body: bytes = b"") -> None:
+        self.send_response(status)
+        for name, value in {**headers, "Content-Length": str(len(body))}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+
+@contextmanager
+def serving() -> Iterator[FakeHub]:
+    handler = type("Handler", (_Handler,), {})
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    server.daemon_threads = True
+    hub = FakeHub(f"http://127.0.0.1:{server.server_address[1]}")
+    handler.hub = hub  # type: ignore[attr-defined]
+    thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
+    thread.start()
+    try:
+        yield hub
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+@pytest.fixture
+def fake_hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FakeHub]:
+    """huggingface_hub talks to a Hub of this test's own, with an empty cache; `HF_*` are set for subprocesses too."""
+    from huggingface_hub import utils as hub_utils
+    from huggingface_hub import constants
+
+    with serving() as hub:
+        cache = tmp_path / "hub-cache"
+        environment = {"HF_ENDPOINT": hub.url, "HF_HUB_CACHE": str(cache), "HF_HUB_DISABLE_XET": "1"}
+        environment |= {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+        # The library read its environment when it was imported.
+        monkeypatch.setattr(constants, "ENDPOINT", hub.url)
+        monkeypatch.setattr(
+            constants, "HUGGINGFACE_CO_URL_TEMPLATE", hub.url + "/{repo_id}/resolve/{revision}/{filename}"
+        )
+        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache))
+        monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+        hub_utils.disable_progress_bars()
+        yield hub
+        hub_utils.enable_progress_bars()
