@@ -24,7 +24,7 @@ from registry.localdb.processes import file_lock
 from registry.settings import settings
 
 # The tiny models of known ancestry.
-pytest_plugins = ["tests.population_fixture"]
+pytest_plugins = ["tests.population_fixture", "tests.fake_hub", "tests.tiny_models"]
 
 REPOSITORY = Path(__file__).parent.parent
 TEMPLATE = "modelkin_template"
