@@ -9,6 +9,8 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from sqlalchemy.exc import SQLAlchemyError
+
 from registry import database
 from registry.errors import Busy, ModelkinError
 from registry.queries import jobs
@@ -76,7 +78,7 @@ class Heartbeat:
             except Busy:
                 self.lost = True
                 return
-            except (ModelkinError, OSError):
+            except (ModelkinError, SQLAlchemyError, OSError):
                 # The database may come back before the lease runs out; if not, the next shard's own check fails.
                 continue
 
