@@ -262,7 +262,7 @@ def _edit(kind: str, positional: tuple[Any, ...], named: dict[str, Any], place: 
 
 
 def _require_times(value: Any) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or not 2 <= value <= MAX_TIMES:
+    if not isinstance(value, int) or not 2 <= value <= MAX_TIMES:
         raise BadInput(f"repeat's times is {value!r}; it is a whole number from 2 to {MAX_TIMES}", hint=_HOW_TO)
 
 

@@ -242,6 +242,12 @@ def test_files_that_are_not_json_lines(jsonl, raw, message):
         list(open_rows(jsonl(raw=raw)))
 
 
+def test_a_line_without_end_does_not_fill_the_memory(jsonl, monkeypatch):
+    monkeypatch.setattr("registry.exchange.text_rows.MAX_LINE_BYTES", 100)
+    with pytest.raises(Unparseable, match="line 2: longer than 100 bytes"):
+        list(open_rows(jsonl(raw=GOOD + b'{"prompt": "' + b"x" * 100 + b'"}\n')))
+
+
 def test_a_line_that_is_not_utf8_is_reported_and_the_rest_kept(jsonl):
     path = jsonl(
         raw=GOOD + '{"prompt": "é", "response": "y"}\n'.encode("latin-1") + b'{"prompt": "z", "response": "y"}\n'

@@ -3,9 +3,11 @@ from __future__ import annotations
 import subprocess
 import sys
 import textwrap
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from sqlalchemy import func, select
+from sqlalchemy import func, select, text
 from sqlalchemy.exc import IntegrityError
 
 from registry import database
@@ -216,12 +218,38 @@ def test_two_processes_that_add_the_same_content_make_one_set(fresh_database, mo
         assert set(session.scalars(select(TextSetName.name))) == {"a", "b"}
 
 
-def test_two_processes_that_want_one_name_for_two_contents(fresh_database, modelkin_env):
-    outcomes = add_at_once(modelkin_env, ("a", 3000), ("a", 3001))
-    assert sorted(code for _, code in outcomes) == [0, 1], outcomes
-    assert any("Conflict" in errors for errors, _ in outcomes)
+@pytest.mark.parametrize(("n", "outcome"), [(3, "one set"), (4, "Conflict")])
+def test_an_add_waits_for_one_that_is_not_yet_committed(fresh_database, n, outcome):
+    def second():
+        with database.session() as session:
+            return textsets.add(session, "a", some(n)).id
+
+    with ThreadPoolExecutor(1) as other:
+        with database.session() as session:
+            first = textsets.add(session, "a", some(3)).id
+            waiting = other.submit(second)
+            wait_until_blocked(fresh_database)
+        if outcome == "Conflict":
+            with pytest.raises(Conflict, match="'a' is taken"):
+                waiting.result()
+        else:
+            assert waiting.result() == first
     with database.session() as session:
         assert session.scalar(select(func.count()).select_from(TextSet)) == 1
+        assert session.scalar(select(func.count()).select_from(Text)) == 3
+
+
+def wait_until_blocked(engine):
+    """Until some session of this database waits for a lock."""
+    blocked = text(
+        "select count(*) from pg_stat_activity where wait_event_type = 'Lock' and datname = current_database()"
+    )
+    for _ in range(600):
+        with engine.connect() as connection:
+            if connection.scalar(blocked):
+                return
+        time.sleep(0.05)
+    raise AssertionError("nobody waited")
 
 
 def test_an_add_that_fails_half_way_leaves_nothing(fresh_database):

@@ -116,6 +116,11 @@ def test_specs_that_are_none(spec):
         parse(spec)
 
 
+def test_an_unknown_field_is_named():
+    with pytest.raises(BadInput, match="append has no txt; it takes text"):
+        parse('append("a", txt="b")')
+
+
 def test_an_unknown_name_lists_the_known():
     with pytest.raises(NotFound, match="no transform is named 'cto'; there are base, cot, empty, repeat"):
         parse("repeat+cto")
