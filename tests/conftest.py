@@ -103,6 +103,13 @@ def database_url(server_url: str, pytestconfig: pytest.Config) -> Iterator[str]:
 
 
 @pytest.fixture
+def another_database(server_url: str, pytestconfig: pytest.Config) -> Iterator[str]:
+    """A second copy, for what must come out the same twice."""
+    with _copy(server_url, pytestconfig.stash[HOME]) as url:
+        yield url
+
+
+@pytest.fixture
 def fresh_database(database_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
     """What `registry.database.engine()` and `session()` use in this test: a copy of its own."""
     monkeypatch.setenv("DATABASE_URL", database_url)
