@@ -7,9 +7,9 @@ files.  The `HF_*` variables are huggingface_hub's own and hold here as everywhe
 from __future__ import annotations
 
 import errno
-import glob
 import shutil
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,6 +37,9 @@ LOADED_PATTERNS = (
     "*.index.json",
 )
 """Downloaded beside the chosen weight files; everything else stays where it is."""
+
+
+DOWNLOADS_AT_ONCE = 4
 
 
 @dataclass(frozen=True)
@@ -139,17 +142,26 @@ def download(repo: str, commit: str, sizes: Mapping[str, int]) -> Path:
     Without a request when they are all there.  Raises NoSpace before anything is fetched that would not fit, Refused
     and HubUnavailable as `describe` does.
     """
-    from huggingface_hub import snapshot_download
-
     folder = _cached_folder(repo, commit, sizes)
     if folder is not None:
         return folder
     where = f"{repo}@{commit[:12]}"
     require_space(where, missing_bytes(repo, commit, sizes))
-    with hub_errors(where):
-        return Path(
-            snapshot_download(repo, revision=commit, allow_patterns=[glob.escape(name) for name in sorted(sizes)])
-        )
+    # File by file: snapshot_download gives back a half-filled folder when the Hub refuses or limits its listing.
+    with hub_errors(where), ThreadPoolExecutor(DOWNLOADS_AT_ONCE) as pool:
+        from huggingface_hub import hf_hub_download
+
+        waiting = [pool.submit(hf_hub_download, repo, name, revision=commit) for name in sorted(sizes)]
+        try:
+            for one in waiting:
+                one.result()
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+    folder = _cached_folder(repo, commit, sizes)
+    if folder is None:
+        raise HubUnavailable(f"the files of {where} are not of the size the Hub stated", hint="run it again")
+    return folder
 
 
 def missing_bytes(repo: str, commit: str, sizes: Mapping[str, int]) -> int:

@@ -83,7 +83,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _serve(self) -> None:
         path = urllib.parse.unquote(urllib.parse.urlsplit(self.path).path)
-        self.hub.requests.append((self.command, path))
+        self.hub.requests.append(("RANGE" if "Range" in self.headers else self.command, path))
         if self.hub.always is not None:
             self._answer(*self.hub.always)
             return
