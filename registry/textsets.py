@@ -105,13 +105,18 @@ class Report:
 
     def sentences(self) -> list[str]:
         """The report for a person, one reason a line."""
-        lines = [f"{self.kept} of {self.rows} rows kept"]
-        if self.sampled_from != self.kept:
-            lines[0] += f", drawn from {self.sampled_from} usable ones"
-        for verb, group in (("left out", self.refused), ("altered", self.altered)):
-            for reason, rows in sorted(group.items()):
-                lines.append(f"{verb}: {_listed(rows)}: {REASONS.get(reason, reason)}")
-        return lines
+        return report_sentences(self.to_dict())
+
+
+def report_sentences(stored: dict[str, Any]) -> list[str]:
+    """A stored report (`Report.to_dict`) for a person, one reason a line."""
+    lines = [f"{stored['kept']} of {stored['rows']} rows kept"]
+    if stored["sampled_from"] != stored["kept"]:
+        lines[0] += f", drawn from {stored['sampled_from']} usable ones"
+    for verb, group in (("left out", stored["refused"]), ("altered", stored["altered"])):
+        for reason, found in sorted(group.items()):
+            lines.append(f"{verb}: {_listed(found['rows'], found['count'])}: {REASONS.get(reason, reason)}")
+    return lines
 
 
 @dataclass(frozen=True)
@@ -273,11 +278,13 @@ def _frozen(
 
 
 def _reasons(refused: dict[str, list[int]]) -> str:
-    told = "; ".join(f"{_listed(rows)}: {REASONS.get(reason, reason)}" for reason, rows in sorted(refused.items()))
+    told = "; ".join(
+        f"{_listed(rows, len(rows))}: {REASONS.get(reason, reason)}" for reason, rows in sorted(refused.items())
+    )
     return f" ({told})" if told else ""
 
 
-def _listed(rows: list[int]) -> str:
+def _listed(rows: list[int], count: int) -> str:
     shown = ", ".join(str(row) for row in rows[:10])
-    more = f" and {len(rows) - 10} more" if len(rows) > 10 else ""
-    return f"row{'s' if len(rows) > 1 else ''} {shown}{more}"
+    more = f" and {count - 10} more" if count > 10 else ""
+    return f"row{'s' if count > 1 else ''} {shown}{more}"

@@ -12,6 +12,9 @@ from api.cli.output import Format, emit, emit_record, next_command, talk
 
 app = typer.Typer(no_args_is_help=True, help="Text sets: frozen lists of prompts and responses.")
 
+SHOWN_LETTERS = 120
+"""Of a text, where a person reads; JSON has the whole."""
+
 FormatOption = Annotated[Format, typer.Option("--format", help="Of the answer.")]
 
 
@@ -85,7 +88,7 @@ def list_(format: FormatOption = Format.auto) -> None:
 
 @app.command()
 def show(
-    name: Annotated[str, typer.Argument(help="A name, a content hash or its first eight digits.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="A name, a content hash or its first eight digits.")],
     texts: Annotated[int, typer.Option("--texts", min=0, help="Also the first texts.")] = 3,
     format: FormatOption = Format.auto,
 ) -> None:
@@ -100,13 +103,12 @@ def show(
         first = textsets.texts(session, info.id, 0, texts)
     record = {
         **_row(info),
-        "hash": info.content_hash,
         "parent": parent,
         "derivation": info.derivation,
         "derived": derived,
-        "source": info.source,
+        **_source(info, format),
         "created_at": info.created_at,
-        "first_texts": [_text_row(text) for text in first],
+        "first_texts": [_text_row(text, format) for text in first],
     }
     emit_record(record, format)
     if info.opaque:
@@ -117,7 +119,7 @@ def show(
 
 @app.command()
 def derive(
-    name: Annotated[str, typer.Argument(help="The set to derive from.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The set to derive from.")],
     shuffle_prompts: Annotated[
         int, typer.Option("--shuffle-prompts", min=1, help="How many sets with shuffled prompts.")
     ],
@@ -138,7 +140,7 @@ def derive(
 
 
 def _added(info: Any, format: Format) -> None:
-    emit_record({**_row(info), "hash": info.content_hash, "source": info.source}, format)
+    emit_record({**_row(info), **_source(info, format)}, format)
     next_command("modelkin", "score", "MODEL", "--text-set", info.name)
 
 
@@ -153,14 +155,31 @@ def _row(info: Any) -> dict[str, Any]:
     }
 
 
-def _text_row(text: Any) -> dict[str, Any]:
+def _source(info: Any, format: Format) -> dict[str, Any]:
+    """Where the set came from: whole in JSON, in sentences for a person."""
+    from registry.textsets import report_sentences
+
+    if format is Format.json:
+        return {"source": info.source}
+    source = dict(info.source)
+    report = source.pop("report", None)
+    return {"source": source, "report": "; ".join(report_sentences(report)) if report else None}
+
+
+def _text_row(text: Any, format: Format) -> dict[str, Any]:
     return {
         "position": text.position,
-        "prompt": text.prompt,
-        "response": text.response,
+        "prompt": _shown(text.prompt, format),
+        "response": _shown(text.response, format),
         "source_id": text.source_id,
         "tags": text.tags,
     }
+
+
+def _shown(text: str | None, format: Format) -> str | None:
+    if text is None or format is Format.json or len(text) <= SHOWN_LETTERS:
+        return text
+    return text[:SHOWN_LETTERS] + "…"
 
 
 def _name_of(source: str) -> str:

@@ -27,7 +27,7 @@ def list_(format: FormatOption = Format.auto) -> None:
 
 @app.command()
 def show(
-    name: Annotated[str, typer.Argument(help="Name of the transform.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the transform.")],
     prompt: Annotated[str, typer.Option(help="A prompt to show it on.")] = "Why is the sky blue?",
     format: FormatOption = Format.auto,
 ) -> None:
@@ -45,13 +45,16 @@ def show(
 
 @app.command()
 def add(
-    name: Annotated[str, typer.Argument(help="Its name; one with + must be composed of the names around it.")],
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="Its name; one with + must be composed of the names around it.")
+    ],
     spec: Annotated[
         str,
         typer.Argument(
+            metavar="SPEC",
             help="Names joined by + (repeat+cot), edits as calls "
             '(repeat("\\n\\n", 2) + append("\\nBe brief.")), or a JSON list of edits. '
-            "Edits: append(text), prepend(text), repeat(separator, times), wrap(before, after), system(text), clear()."
+            "Edits: append(text), prepend(text), repeat(separator, times), wrap(before, after), system(text), clear().",
         ),
     ],
     format: FormatOption = Format.auto,

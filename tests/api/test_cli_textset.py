@@ -64,6 +64,10 @@ def test_add_list_show_derive(modelkin, file):
     assert "left out: row 21: the prompt is empty" in added.stderr
     assert "next: modelkin score MODEL --text-set mine" in added.stderr
 
+    plain = modelkin("textset", "show", "mine").stdout
+    assert "left out: row 21: the prompt is empty" in plain
+    assert '"rows"' not in plain
+
     again = modelkin("textset", "add", file, "--name", "also", "--n", "10")
     assert "one set with the names" in again.stderr
 
