@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import pickle
 import re
 import warnings
 from collections.abc import Iterator, Mapping
@@ -343,6 +344,8 @@ def _load_errors(name: str) -> Iterator[None]:
 
     try:
         yield
+    except pickle.UnpicklingError as error:
+        raise Refused("bad_weights", f"{name}: its pickle asks for more than numbers", hint="do not use it") from error
     except SafetensorError as error:
         raise Refused("bad_weights", f"{name}: a broken weight file: {error}", hint="get it again") from error
     except FileNotFoundError as error:
