@@ -47,6 +47,7 @@ def ensure_valkey(home: Path) -> str:
         program = reachable_program(place, find_program())
         port = _last_port(place)
         for _ in range(ATTEMPTS):
+            # Asked first, since whoever has the port now would be told our password.
             port = port if port and _free(port) else _any_port()
             if _start(place, program, port):
                 return url(place, port)

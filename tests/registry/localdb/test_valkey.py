@@ -69,11 +69,15 @@ def test_as_root_it_is_not_root(home: Path, place: Place) -> None:
 def test_a_port_taken_meanwhile(home: Path, place: Place) -> None:
     url = ensure_valkey(home)
     kill(place)
-    with socket.create_server(("127.0.0.1", urlsplit(url).port)):
+    with socket.create_server(("127.0.0.1", urlsplit(url).port)) as stranger:
         other = ensure_valkey(home)
         assert urlsplit(other).port != urlsplit(url).port
         with redis.Redis.from_url(other) as client:
             assert client.ping()
+        # Nobody came by to tell the stranger the password.
+        stranger.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            stranger.accept()
 
 
 def test_many_at_once_start_one_server(home: Path) -> None:
