@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from sqlalchemy import ColumnElement, func, or_, select, update
+from sqlalchemy import ColumnElement, any_, func, literal, or_, select, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
@@ -219,5 +219,5 @@ def _conditions(
     if base_model is not None:
         # A merge declares several, joined by ", ".
         bases = func.string_to_array(func.lower(Model.base_model), ", ")
-        conditions.append(bases.contains([base_model.lower()]))
+        conditions.append(literal(base_model.lower()) == any_(bases))
     return conditions
