@@ -280,7 +280,7 @@ def test_a_prompt_that_repeats_the_response_does_not_move_the_span() -> None:
             "wrote more than",
         ),
         (
-            "{% for i in range(9999) %}{% for j in range(9999) %}{% set k = j %}{% endfor %}{% endfor %}",
+            "{% for i in range(9999) %}" * 3 + "{% set k = i %}" + "{% endfor %}" * 3,
             "ran longer than",
         ),
         ("{{ ''.__class__.__mro__ }}", "SecurityError"),
@@ -407,6 +407,17 @@ def test_what_cannot_be_decoded_back_is_not_scored() -> None:
     assert "do not decode back" in span.reason
     lower = found.span(None, "Hello", "the answer ")
     assert (lower.status, made.decode(lower.response_ids)) == (Status.SPLIT, "the answer ")
+
+
+def test_a_response_of_which_characters_get_lost_is_not_scored() -> None:
+    """Without a byte alphabet and an unknown token, BPE drops what it has never seen, without a word."""
+    raw = Tokenizer(models.BPE())
+    raw.decoder = decoders.Fuse()
+    raw.train_from_iterator(LINES, trainers.BpeTrainer(vocab_size=120, special_tokens=["<s>"], show_progress=False))
+    found = Renderer(PreTrainedTokenizerFast(tokenizer_object=raw, bos_token="<s>"), "plain", None, 10_000)
+    assert found.span(None, "Hello", "the answer").status == Status.OK
+    for response in ("the \u2603 answer", "the answer\u2603", "\u2603"):
+        assert found.span(None, "Hello", response).status == Status.UNALIGNABLE
 
 
 def test_an_end_token_that_swallows_blanks_does_not_swallow_the_response() -> None:
