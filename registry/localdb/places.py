@@ -138,13 +138,13 @@ def _read_pointer(home: Path) -> Path | None:
 def prepare(place: Place) -> None:
     """Makes the folders, the password and the pointer.  Raises DatabaseUnavailable or NoSpace."""
     with explained(place.home):
-        if not place.home.exists():
-            place.home.mkdir(mode=0o700, parents=True)
+        # No asking first: another process may be making them at this moment.
+        place.home.mkdir(mode=0o700, parents=True, exist_ok=True)
         if place.account.switch:
             _root_folder(ROOT_STATE)
             _root_folder(place.state)
             replace_text(place.home / POINTER, json.dumps({"state": str(place.state)}) + "\n", 0o644)
-        elif not place.state.exists():
+        else:
             place.state.mkdir(mode=0o700, exist_ok=True)
         replace_text(place.state / "home", str(place.home), 0o600)
 
@@ -202,7 +202,7 @@ def replace_text(path: Path, text: str, mode: int) -> None:
             return
     except FileNotFoundError:
         pass
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")
+    part = path.with_name(f"{path.name}.{secrets.token_hex(4)}.part")
     descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
     with os.fdopen(descriptor, "w") as file:
         file.write(text)

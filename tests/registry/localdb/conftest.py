@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -38,8 +39,8 @@ def mode(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
 
-@pytest.fixture
-def home() -> Iterator[Path]:
+@contextmanager
+def new_home() -> Iterator[Path]:
     """A home whose servers are stopped and whose data is deleted afterwards.  (pytest's tmp_path makes long names.)"""
     folder = Path(tempfile.mkdtemp(prefix="modelkin-localdb-"))
     yield folder / "home"
@@ -49,8 +50,26 @@ def home() -> Iterator[Path]:
 
 
 @pytest.fixture
+def home() -> Iterator[Path]:
+    with new_home() as made:
+        yield made
+
+
+@pytest.fixture
 def place(home: Path) -> places.Place:
     return places.locate(home)
+
+
+@pytest.fixture(scope="module")
+def kept_home() -> Iterator[Path]:
+    """One for all the tests that need no new one, since making one takes a second or two.  Each leaves it usable."""
+    with new_home() as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def kept_place(kept_home: Path) -> places.Place:
+    return places.locate(kept_home)
 
 
 @pytest.fixture

@@ -31,11 +31,12 @@ def started(place: Place) -> int:
     return pid
 
 
-def test_starts_and_is_found_again(home: Path, place: Place) -> None:
-    url = ensure_postgres(home)
-    pid = started(place)
-    assert ensure_postgres(home) == url
-    assert started(place) == pid
+def test_starts_and_is_found_again(kept_home: Path, kept_place: Place) -> None:
+    stop(kept_home)
+    url = ensure_postgres(kept_home)
+    pid = started(kept_place)
+    assert ensure_postgres(kept_home) == url
+    assert started(kept_place) == pid
     # Data must survive a power cut unless somebody said that it need not.
     assert query(url, "show fsync") == "on"
     assert query(url, "select '[1,2]'::vector <-> '[1,4]'::vector") == 2
@@ -85,22 +86,23 @@ def test_many_processes_at_once_start_one_server(home: Path, place: Place) -> No
     assert log.count("database system is ready to accept connections") == 1
 
 
-def test_committed_data_survives_kill_9(home: Path, place: Place) -> None:
-    url = ensure_postgres(home)
-    query(url, "create table kept (n int)")
-    query(url, "insert into kept values (42)")
-    pid = started(place)
+def test_committed_data_survives_kill_9(kept_home: Path, kept_place: Place) -> None:
+    stop(kept_home)
+    url = ensure_postgres(kept_home)
+    query(url, "create table survivor (n int)")
+    query(url, "insert into survivor values (42)")
+    pid = started(kept_place)
     os.kill(pid, signal.SIGKILL)
     assert wait_gone(pid, 10)
-    assert (place.data / "postmaster.pid").exists()
-    assert ensure_postgres(home) == url
-    assert started(place) != pid
-    assert query(url, "select n from kept") == 42
+    assert (kept_place.data / "postmaster.pid").exists()
+    assert ensure_postgres(kept_home) == url
+    assert started(kept_place) != pid
+    assert query(url, "select n from survivor") == 42
 
 
-def test_waits_for_the_orphans_of_a_killed_server(home: Path, place: Place) -> None:
+def test_waits_for_the_orphans_of_a_killed_server(kept_home: Path, kept_place: Place) -> None:
     """A backend that computes does not notice at once that its postmaster was killed, and holds the shared memory."""
-    url = ensure_postgres(home, fsync=False)
+    url = ensure_postgres(kept_home, fsync=False)
 
     def compute() -> None:
         with pytest.raises(Exception, match=r"closed|terminating"):
@@ -111,63 +113,65 @@ def test_waits_for_the_orphans_of_a_killed_server(home: Path, place: Place) -> N
     busy = "select pid from pg_stat_activity where query like 'select count%' and state = 'active'"
     while not (backend := query(url, busy)):
         time.sleep(0.05)
-    os.kill(started(place), signal.SIGKILL)
+    os.kill(started(kept_place), signal.SIGKILL)
     threading.Timer(2, os.kill, (backend, signal.SIGKILL)).start()
-    assert ensure_postgres(home, fsync=False) == url
+    assert ensure_postgres(kept_home, fsync=False) == url
     computing.join()
-    assert "pre-existing shared memory block" in (place.postgres / "log").read_text()
+    assert "pre-existing shared memory block" in (kept_place.postgres / "log").read_text()
 
 
-def test_a_stale_pid_file_that_names_a_stranger(home: Path, place: Place) -> None:
+def test_a_stale_pid_file_that_names_a_stranger(kept_home: Path, kept_place: Place) -> None:
     """The pid of the dead server was given to another process of the same user, which must not be harmed."""
-    url = ensure_postgres(home, fsync=False)
-    pid = started(place)
-    content = (place.data / "postmaster.pid").read_text()
+    url = ensure_postgres(kept_home, fsync=False)
+    pid = started(kept_place)
+    content = (kept_place.data / "postmaster.pid").read_text()
     os.kill(pid, signal.SIGKILL)
     assert wait_gone(pid, 10)
-    stranger = start_detached(["sleep", "120"], log=place.postgres / "log", account=place.account)
+    stranger = start_detached(["sleep", "120"], log=kept_place.postgres / "log", account=kept_place.account)
     try:
-        for path in (place.data / "postmaster.pid", place.socket_folder / ".s.PGSQL.5432.lock"):
+        for path in (kept_place.data / "postmaster.pid", kept_place.socket_folder / ".s.PGSQL.5432.lock"):
             path.write_text(content.replace(str(pid), str(stranger), 1))
-        assert postgres.server_pid(place) is None
-        assert ensure_postgres(home, fsync=False) == url
+        assert postgres.server_pid(kept_place) is None
+        assert ensure_postgres(kept_home, fsync=False) == url
         assert query(url, "select 1") == 1
-        assert stop(home)
+        assert stop(kept_home)
         assert alive(stranger)
     finally:
         os.kill(stranger, signal.SIGKILL)
 
 
-def test_a_socket_deleted_under_the_server(home: Path, place: Place) -> None:
-    url = ensure_postgres(home, fsync=False)
-    (place.socket_folder / ".s.PGSQL.5432").unlink()
-    assert ensure_postgres(home, fsync=False) == url
+def test_a_socket_deleted_under_the_server(kept_home: Path, kept_place: Place) -> None:
+    url = ensure_postgres(kept_home, fsync=False)
+    (kept_place.socket_folder / ".s.PGSQL.5432").unlink()
+    assert ensure_postgres(kept_home, fsync=False) == url
     assert query(url, "select 1") == 1
 
 
-def test_an_initdb_that_was_killed_half_way(home: Path, place: Place) -> None:
-    ensure_postgres(home, fsync=False)
-    stop(home)
-    place.data.rename(place.postgres / "data.part")
-    (place.postgres / "data.part" / "PG_VERSION").unlink()
-    assert query(ensure_postgres(home, fsync=False), "select 1") == 1
+def test_an_initdb_that_was_killed_half_way(kept_home: Path, kept_place: Place) -> None:
+    ensure_postgres(kept_home, fsync=False)
+    stop(kept_home)
+    kept_place.data.rename(kept_place.postgres / "data.part")
+    (kept_place.postgres / "data.part" / "PG_VERSION").unlink()
+    assert query(ensure_postgres(kept_home, fsync=False), "select 1") == 1
 
 
-def test_stop(home: Path, place: Place) -> None:
-    assert stop(home) == []
-    url = ensure_postgres(home, fsync=False)
+def test_stop(kept_home: Path, kept_place: Place) -> None:
+    stop(kept_home)
+    assert stop(kept_home) == []
+    url = ensure_postgres(kept_home, fsync=False)
     query(url, "create table kept (n int)")
-    pid = started(place)
-    assert stop(home) == [f"PostgreSQL (pid {pid})"]
+    pid = started(kept_place)
+    assert stop(kept_home) == [f"PostgreSQL (pid {pid})"]
     assert not alive(pid)
-    assert stop(home) == []
-    assert query(ensure_postgres(home, fsync=False), "select count(*) from kept") == 0
+    assert stop(kept_home) == []
+    assert query(ensure_postgres(kept_home, fsync=False), "select count(*) from kept") == 0
 
 
-def test_it_outlives_its_starter_and_a_ctrl_c(home: Path, place: Place) -> None:
+def test_it_outlives_its_starter_and_a_ctrl_c(kept_home: Path, kept_place: Place) -> None:
+    stop(kept_home)
     code = START + "; sys.stdout.flush(); import time; time.sleep(60)"
     starter = subprocess.Popen(
-        [sys.executable, "-c", code, str(home)],
+        [sys.executable, "-c", code, str(kept_home)],
         env=ENVIRONMENT,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -176,21 +180,22 @@ def test_it_outlives_its_starter_and_a_ctrl_c(home: Path, place: Place) -> None:
     )
     assert starter.stdout is not None
     url = starter.stdout.readline().strip()
-    pid = started(place)
+    pid = started(kept_place)
     # As a terminal does it: to the whole foreground group.
     os.killpg(starter.pid, signal.SIGINT)
     # Ends only when nobody holds the pipes any more, so the server does not.
     starter.communicate(timeout=20)
     assert starter.returncode != 0
     assert query(url, "select 1") == 1
-    assert started(place) == pid
+    assert started(kept_place) == pid
     assert os.getsid(pid) != starter.pid
     if Path(f"/proc/{pid}/fd").exists():
         open_files = {os.readlink(f"/proc/{pid}/fd/{n}") for n in (0, 1, 2)}
-        assert open_files == {"/dev/null", str(place.postgres / "log")}
+        assert open_files == {"/dev/null", str(kept_place.postgres / "log")}
 
 
-def test_the_callers_environment_does_not_reach_it(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_callers_environment_does_not_reach_it(kept_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"PGPORT": "1", "PGHOST": "elsewhere", "PGDATA": "/nowhere", "PGUSER": "x"}.items():
         monkeypatch.setenv(name, value)
-    assert query(ensure_postgres(home, fsync=False), "select 1") == 1
+    stop(kept_home)
+    assert query(ensure_postgres(kept_home, fsync=False), "select 1") == 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,30 +25,37 @@ def refused(home: Path, match: str, bin_dir: Path | None = None) -> ModelkinErro
     return caught.value
 
 
-def test_data_of_another_version(home: Path, place: Place) -> None:
-    ensure_postgres(home, fsync=False)
-    stop(home)
-    (place.data / "PG_VERSION").write_text("9.6\n")
-    error = refused(home, r"made by PostgreSQL 9\.6")
+def test_data_of_another_version(kept_home: Path, kept_place: Place) -> None:
+    ensure_postgres(kept_home, fsync=False)
+    stop(kept_home)
+    version = (kept_place.data / "PG_VERSION").read_text()
+    (kept_place.data / "PG_VERSION").write_text("9.6\n")
+    error = refused(kept_home, r"made by PostgreSQL 9\.6")
     assert "MODELKIN_POSTGRES_BIN" in str(error.hint)
+    (kept_place.data / "PG_VERSION").write_text(version)
 
 
-def test_a_data_folder_that_holds_something_else(home: Path, place: Place) -> None:
-    ensure_postgres(home, fsync=False)
-    stop(home)
-    (place.data / "PG_VERSION").unlink()
-    refused(home, "holds no PostgreSQL data")
+def test_a_data_folder_that_holds_something_else(kept_home: Path, kept_place: Place) -> None:
+    ensure_postgres(kept_home, fsync=False)
+    stop(kept_home)
+    (kept_place.data / "PG_VERSION").rename(kept_home / "PG_VERSION")
+    refused(kept_home, "holds no PostgreSQL data")
+    shutil.copy2(kept_home / "PG_VERSION", kept_place.data / "PG_VERSION")
+    kept_place.account.own(kept_place.data / "PG_VERSION")
 
 
-def test_data_of_another_user(home: Path, place: Place) -> None:
-    if not place.account.switch:
+def test_data_of_another_user(kept_home: Path, kept_place: Place) -> None:
+    if not kept_place.account.switch:
         pytest.skip("only root can give a folder away")
-    ensure_postgres(home, fsync=False)
-    stop(home)
-    os.chown(place.data, 0, 0)
-    refused(home, "did not start.*(ermission|ownership)")
-    os.chown(place.postgres, 0, 0)
-    refused(home, "only uid")
+    ensure_postgres(kept_home, fsync=False)
+    stop(kept_home)
+    account = kept_place.account
+    os.chown(kept_place.data, 0, 0)
+    refused(kept_home, "did not start.*(ermission|ownership)")
+    os.chown(kept_place.postgres, 0, 0)
+    refused(kept_home, "only uid")
+    account.own(kept_place.postgres)
+    account.own(kept_place.data)
 
 
 def test_a_home_that_cannot_be_used(home: Path, as_user: Runner) -> None:

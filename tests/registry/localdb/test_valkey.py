@@ -33,44 +33,44 @@ def kill(place: Place) -> int:
     return pid
 
 
-def test_starts_is_found_again_and_keeps_its_queue_over_kill_9(home: Path, place: Place) -> None:
-    url = ensure_valkey(home)
-    pid = started(place)
-    assert ensure_valkey(home) == url
-    assert started(place) == pid
+def test_starts_is_found_again_and_keeps_its_queue_over_kill_9(kept_home: Path, kept_place: Place) -> None:
+    url = ensure_valkey(kept_home)
+    pid = started(kept_place)
+    assert ensure_valkey(kept_home) == url
+    assert started(kept_place) == pid
     with redis.Redis.from_url(url) as client:
         client.rpush("queue", "job")
         assert client.config_get("bind") == {"bind": "127.0.0.1"}
         assert client.config_get("maxmemory-policy") == {"maxmemory-policy": "noeviction"}
     with pytest.raises(redis.AuthenticationError), redis.Redis(port=urlsplit(url).port) as client:
         client.ping()
-    kill(place)
-    assert ensure_valkey(home) == url
-    assert started(place) != pid
+    kill(kept_place)
+    assert ensure_valkey(kept_home) == url
+    assert started(kept_place) != pid
     with redis.Redis.from_url(url) as client:
         assert client.lrange("queue", 0, -1) == [b"job"]
 
 
-def test_only_its_user_reads_its_files(home: Path, place: Place) -> None:
-    ensure_valkey(home)
-    assert mode(place.valkey) == 0o700
-    assert mode(place.valkey / "valkey.conf") == 0o600
-    command_line = Path(f"/proc/{started(place)}/cmdline")
+def test_only_its_user_reads_its_files(kept_home: Path, kept_place: Place) -> None:
+    ensure_valkey(kept_home)
+    assert mode(kept_place.valkey) == 0o700
+    assert mode(kept_place.valkey / "valkey.conf") == 0o600
+    command_line = Path(f"/proc/{started(kept_place)}/cmdline")
     if command_line.exists():
-        assert place.password not in command_line.read_text()
+        assert kept_place.password not in command_line.read_text()
 
 
 @root_only
-def test_as_root_it_is_not_root(home: Path, place: Place) -> None:
-    ensure_valkey(home)
-    assert os.stat(f"/proc/{started(place)}").st_uid == place.account.uid != 0
+def test_as_root_it_is_not_root(kept_home: Path, kept_place: Place) -> None:
+    ensure_valkey(kept_home)
+    assert os.stat(f"/proc/{started(kept_place)}").st_uid == kept_place.account.uid != 0
 
 
-def test_a_port_taken_meanwhile(home: Path, place: Place) -> None:
-    url = ensure_valkey(home)
-    kill(place)
+def test_a_port_taken_meanwhile(kept_home: Path, kept_place: Place) -> None:
+    url = ensure_valkey(kept_home)
+    kill(kept_place)
     with socket.create_server(("127.0.0.1", urlsplit(url).port)) as stranger:
-        other = ensure_valkey(home)
+        other = ensure_valkey(kept_home)
         assert urlsplit(other).port != urlsplit(url).port
         with redis.Redis.from_url(other) as client:
             assert client.ping()
@@ -85,29 +85,29 @@ def test_many_at_once_start_one_server(home: Path) -> None:
         assert len(set(pool.map(ensure_valkey, [home] * 4))) == 1
 
 
-def test_a_stale_pid_file_that_names_a_stranger(home: Path, place: Place) -> None:
-    url = ensure_valkey(home)
-    kill(place)
-    stranger = start_detached(["sleep", "120"], log=place.valkey / "log", account=place.account)
+def test_a_stale_pid_file_that_names_a_stranger(kept_home: Path, kept_place: Place) -> None:
+    url = ensure_valkey(kept_home)
+    kill(kept_place)
+    stranger = start_detached(["sleep", "120"], log=kept_place.valkey / "log", account=kept_place.account)
     try:
-        (place.valkey / "data" / "valkey.pid").write_text(f"{stranger}\n")
-        assert ensure_valkey(home) == url
-        assert stop(home)
+        (kept_place.valkey / "data" / "valkey.pid").write_text(f"{stranger}\n")
+        assert ensure_valkey(kept_home) == url
+        assert stop(kept_home)
         assert alive(stranger)
     finally:
         os.kill(stranger, signal.SIGKILL)
 
 
 def test_a_server_that_hangs_gets_no_rival_on_its_data(
-    home: Path, place: Place, monkeypatch: pytest.MonkeyPatch
+    kept_home: Path, kept_place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ensure_valkey(home)
-    pid = started(place)
+    ensure_valkey(kept_home)
+    pid = started(kept_place)
     os.kill(pid, signal.SIGSTOP)
     monkeypatch.setattr(valkey, "START_SECONDS", 0.2)
     try:
         with pytest.raises(Unavailable, match="does not answer"):
-            ensure_valkey(home)
+            ensure_valkey(kept_home)
     finally:
         os.kill(pid, signal.SIGCONT)
 
