@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from registry.errors import NotFound, Refused
@@ -32,7 +33,12 @@ def candidate(
     """
     place = parse(reference)
     if isinstance(place, HubReference):
-        return hub_models.of_hub(place, name, trust_remote_code, base)
+        try:
+            return hub_models.of_hub(place, name, trust_remote_code, base)
+        except Refused as error:
+            if error.reason == "not_found_or_private" and Path(reference).exists():
+                error.hint = f"something of that name lies here: write ./{reference}"
+            raise
     if place.is_file():
         if place.suffix != ".gguf":
             raise Refused(
