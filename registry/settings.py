@@ -17,10 +17,12 @@ class Settings(BaseSettings):
     home: Path = Path("~/.modelkin")
     """Where the embedded database, the caches and the converted models live."""
 
-    database_url: str | None = Field(None, validation_alias=AliasChoices("DATABASE_URL", "MODELKIN_DATABASE_URL"))
+    database_url: str | None = Field(
+        default=None, validation_alias=AliasChoices("DATABASE_URL", "MODELKIN_DATABASE_URL")
+    )
     """A PostgreSQL to use instead of the embedded one; `postgres://` is accepted."""
 
-    broker_url: str | None = Field(None, validation_alias=AliasChoices("BROKER_URL", "MODELKIN_BROKER_URL"))
+    broker_url: str | None = Field(default=None, validation_alias=AliasChoices("BROKER_URL", "MODELKIN_BROKER_URL"))
     """A Redis-protocol broker to use instead of the embedded one."""
 
     postgres_bin: Path | None = None

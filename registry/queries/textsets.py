@@ -195,6 +195,13 @@ def response_bytes(session: Session, text_set_id: int) -> int | None:
     return None if total is None else int(total)
 
 
+def response_byte_counts(session: Session, text_set_id: int) -> list[int] | None:
+    """UTF-8 bytes of each response, by position; None for an opaque set."""
+    query = select(Text.response_bytes).where(Text.text_set_id == text_set_id).order_by(Text.position)
+    counts = [one for one in session.scalars(query) if one is not None]
+    return counts or None
+
+
 def derive_shuffled(session: Session, name_or_hash: str, c: int, seed: int = 0) -> list[TextSetInfo]:
     """`c` sets named NAME/shuffle-0 … (with another seed than 0: NAME/shuffle-seed1-0 …).
 

@@ -93,9 +93,14 @@ class Values:
     vector_id: int
     log_likelihoods: Floats
     """float32 [n], NaN where there is no value."""
-    valid: Floats
-    """bool [n]"""
+    statuses: Floats
+    """uint8 [n]"""
     checksum: bytes
+
+    @property
+    def valid(self) -> Floats:
+        """bool [n]"""
+        return is_valid(self.statuses)
 
 
 @dataclass(frozen=True)
@@ -119,15 +124,17 @@ def insert_many(session: Session, vectors: Iterable[NewVector]) -> int:
     promises one; Conflict when a point (model, text set, transform, profile, dtype, engine) is taken.
     """
     names = ", ".join(COLUMNS)
-    driver: Any = session.connection().connection.driver_connection
     written = 0
     try:
-        with session.begin_nested(), driver.cursor() as cursor:
-            with cursor.copy(f"copy vectors ({names}) from stdin (format binary)") as copy:
-                copy.set_types(list(COLUMNS.values()))
-                for vector in vectors:
-                    copy.write_row(_row(vector))
-                    written += 1
+        with (
+            session.begin_nested(),
+            _driver(session).cursor() as cursor,
+            cursor.copy(f"copy vectors ({names}) from stdin (format binary)") as copy,
+        ):
+            copy.set_types(list(COLUMNS.values()))
+            for vector in vectors:
+                copy.write_row(_row(vector))
+                written += 1
     except psycopg.errors.UniqueViolation as error:
         raise Conflict(
             f"such a vector is stored already: {error.diag.message_detail or ''}".strip(),
@@ -136,6 +143,17 @@ def insert_many(session: Session, vectors: Iterable[NewVector]) -> int:
     except psycopg.errors.ForeignKeyViolation as error:
         raise Conflict(f"the vector's model, text set or transform is gone: {error.diag.message_detail}") from error
     return written
+
+
+def _driver(session: Session) -> Any:
+    """The psycopg connection.  Asked for inside a savepoint's block, since only then the savepoint is set on it."""
+    return session.connection().connection.driver_connection
+
+
+def is_valid(statuses: Floats) -> Floats:
+    """Which texts carry a value, bool of the same shape."""
+    valid: Floats = statuses < FIRST_WITHOUT_VALUE
+    return valid
 
 
 def checksum(log_likelihoods: bytes, statuses: bytes) -> bytes:
@@ -151,7 +169,7 @@ def _row(vector: NewVector) -> tuple[Any, ...]:
         raise BadInput(f"{where}: shapes {values.shape}, {statuses.shape}, {counts.shape} should be one length ≥ 1")
     if statuses.min() < 0 or statuses.max() > max(Status):
         raise BadInput(f"{where}: status {int(statuses.max())} is not known")
-    valid = statuses < FIRST_WITHOUT_VALUE
+    valid = is_valid(statuses)
     if not np.isfinite(values[valid]).all():
         at = int(np.flatnonzero(valid & ~np.isfinite(values))[0])
         raise BadInput(f"{where}: text {at} has status {Status(int(statuses[at])).name} but the value {values[at]}")
@@ -198,8 +216,7 @@ def read(session: Session, vector_ids: Sequence[int], *, verify: bool = True) ->
         + ",".join(str(int(one)) for one in vector_ids)
         + "]::int8[]) order by id) to stdout (format binary)"
     )
-    driver: Any = session.connection().connection.driver_connection
-    with driver.cursor() as cursor, cursor.copy(query) as copy:
+    with _driver(session).cursor() as cursor, cursor.copy(query) as copy:
         copy.set_types(["int8", "bytea", "bytea", "bytea"])
         for vector_id, values, statuses, stored in copy.rows():
             if verify and checksum(values, statuses) != stored:
@@ -210,7 +227,7 @@ def read(session: Session, vector_ids: Sequence[int], *, verify: bool = True) ->
             yield Values(
                 vector_id,
                 np.frombuffer(values, "<f4"),
-                np.frombuffer(statuses, np.uint8) < FIRST_WITHOUT_VALUE,
+                np.frombuffer(statuses, np.uint8),
                 bytes(stored),
             )
 

@@ -1,0 +1,307 @@
+"""All vectors of one space and transform as memory-mapped matrices on this machine's disk.
+
+A cache and nothing else: it is made from the database, extended when vectors were added, made anew when it is damaged
+or members changed, and may be deleted at any time.  Files of one folder:
+
+    manifest.json    what the rows are; written last, replaced atomically
+    raw.f32          float32 [K, N] as stored, NaN where there is no value
+    statuses.u1      uint8 [K, N]
+    centered.f32     float32 [K, N]: ξ minus a per-text offset, 0 where there is no value
+    norms.f64        float64 [K]: squared norms of the centred rows
+
+The per-text offset (the mean of the first rows) changes no distance, but it is what lets a float32 product tell near
+duplicates apart: without it |x|² is 10⁵ times the distance that is asked for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from sqlalchemy.orm import Session
+
+from registry.canonical import hash_json
+from registry.queries import textsets, transforms, vectors
+from registry.queries.vectors import Member
+from registry.settings import settings
+from registry.spaces import Space
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+FORMAT = 1
+OFFSET_ROWS = 256
+"""Rows whose mean is the per-text offset; any offset near the bulk will do."""
+
+BLOCK_ROWS = 256
+
+# What this process has mapped, by folder, with the stamp it was mapped at.
+_opened: dict[Path, tuple[list[int], Matrix]] = {}
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """Read-only views, one row a member, by ascending vector id."""
+
+    space: Space
+    transform: str
+    model_ids: Array
+    vector_ids: Array
+    raw: Array
+    statuses: Array
+    centered: Array
+    norms: Array
+    complete: bool
+    """Every row carries a value for every text."""
+    response_bytes: Array | None
+    """int64 [N], None for an opaque set."""
+    members: dict[int, Member]
+    """By model id."""
+
+    def valid(self, rows: Any) -> Array:
+        """bool, of one row or several."""
+        return vectors.is_valid(self.statuses[rows])
+
+    def row_of(self, model_id: int) -> int | None:
+        found = np.flatnonzero(self.model_ids == model_id)
+        return int(found[0]) if found.size else None
+
+
+def load(session: Session, text_set: textsets.TextSetInfo, transform: transforms.TransformInfo, space: Space) -> Matrix:
+    """The matrix of a space, brought up to date first.
+
+    Two processes that find it out of date take turns.  A folder that cannot be read is made anew.
+    """
+    folder = _folder(text_set, transform, space)
+    stamp = vectors.stamp(session, text_set.id, transform.id, space.profile, space.unit)
+    if folder in _opened and _opened[folder][0] == stamp and (folder / "manifest.json").exists():
+        return _opened[folder][1]
+    manifest = _manifest(folder)
+    if manifest is None or manifest["stamp"] != stamp:
+        with _lock(folder):
+            manifest = _manifest(folder)
+            if manifest is None or manifest["stamp"] != stamp:
+                manifest = _refresh(session, folder, text_set, transform, space, stamp)
+    matrix = _mapped(folder, manifest, transform, space)
+    _opened[folder] = (stamp, matrix)
+    return matrix
+
+
+def discard(text_set: textsets.TextSetInfo, transform: transforms.TransformInfo, space: Space) -> None:
+    """Forgets the files, for whoever found them damaged; the next `load` makes them anew."""
+    folder = _folder(text_set, transform, space)
+    _opened.pop(folder, None)
+    with _lock(folder):
+        (folder / "manifest.json").unlink(missing_ok=True)
+
+
+def _folder(text_set: textsets.TextSetInfo, transform: transforms.TransformInfo, space: Space) -> Path:
+    # The set's row, so that two databases behind one home never share a folder.
+    row = [text_set.id, text_set.created_at.isoformat()]
+    return settings().home / "cache" / "vectors" / hash_json([space.key, transform.spec_hash, row])[:32]
+
+
+def _manifest(folder: Path) -> dict[str, Any] | None:
+    """None unless it is readable and every file is at least as long as it says."""
+    try:
+        manifest: dict[str, Any] = json.loads((folder / "manifest.json").read_text())
+        if manifest["format"] != FORMAT:
+            return None
+        k, n = len(manifest["members"]), manifest["n_texts"]
+        data = _data(folder, manifest)
+        for name, size in _sizes(k, n).items():
+            if (data / name).stat().st_size < size:
+                return None
+        return manifest
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _sizes(k: int, n: int) -> dict[str, int]:
+    return {
+        "raw.f32": 4 * k * n,
+        "statuses.u1": k * n,
+        "centered.f32": 4 * k * n,
+        "norms.f64": 8 * k,
+        "offset.f64": 8 * n,
+    }
+
+
+def _data(folder: Path, manifest: dict[str, Any]) -> Path:
+    return folder / f"data-{manifest['generation']}"
+
+
+def _refresh(
+    session: Session,
+    folder: Path,
+    text_set: textsets.TextSetInfo,
+    transform: transforms.TransformInfo,
+    space: Space,
+    stamp: list[int],
+) -> dict[str, Any]:
+    """Appends what is new where the old rows still stand, else builds a new generation beside the old one."""
+    wanted = sorted(
+        vectors.members(session, text_set.id, transform.id, space.profile, space.unit), key=lambda one: one.vector_id
+    )
+    old = _manifest(folder)
+    kept = old["members"] if old is not None else []
+    if old is not None and kept == [_entry(one) for one in wanted[: len(kept)]]:
+        generation = old["generation"]
+    else:
+        kept, generation = [], (old["generation"] + 1 if old is not None else _next_generation(folder))
+        shutil.rmtree(folder / f"data-{generation}", ignore_errors=True)
+        (folder / f"data-{generation}").mkdir(parents=True)
+    data = folder / f"data-{generation}"
+    complete = (old["complete"] if kept and old is not None else True) and _append(
+        session, data, text_set.n_texts, len(kept), wanted[len(kept) :]
+    )
+    sizes = textsets.response_byte_counts(session, text_set.id)
+    manifest = {
+        "format": FORMAT,
+        "generation": generation,
+        "stamp": stamp,
+        "space": space.key,
+        "transform": transform.name,
+        "n_texts": text_set.n_texts,
+        "complete": complete,
+        "response_bytes": sizes,
+        "members": [_entry(one) for one in wanted],
+    }
+    _replace(folder / "manifest.json", json.dumps(manifest))
+    for stale in folder.glob("data-*"):
+        if stale != data:
+            # A reader that has it mapped keeps its pages; the names may go.
+            shutil.rmtree(stale, ignore_errors=True)
+    return manifest
+
+
+def _next_generation(folder: Path) -> int:
+    """Beyond every generation on disk: a reader may still have the files of a damaged one mapped."""
+    found = [int(path.name.removeprefix("data-")) for path in folder.glob("data-*") if path.name[5:].isdigit()]
+    return max(found, default=0) + 1
+
+
+def _append(session: Session, data: Path, n: int, start: int, new: Sequence[Member]) -> bool:
+    """Writes the rows of `new` behind row `start`; whether all of them are complete.
+
+    What a killed writer left behind the rows that the manifest counts is overwritten.
+    """
+    complete = True
+    offset_file = data / "offset.f64"
+    offset = np.fromfile(offset_file) if start else None
+    with contextlib.ExitStack() as stack:
+        files = {}
+        for name, size in _sizes(start, n).items():
+            path = data / name
+            path.touch()
+            if name != "offset.f64":
+                files[name] = stack.enter_context(path.open("r+b"))
+                files[name].truncate(size)
+                files[name].seek(size)
+        for block in _blocks(vectors.read(session, [one.vector_id for one in new])):
+            raw = np.stack([one.log_likelihoods for one in block])
+            statuses = np.stack([one.statuses for one in block])
+            valid = vectors.is_valid(statuses)
+            complete &= bool(valid.all())
+            xi = _centered(raw, valid)
+            if offset is None:
+                offset = xi[:OFFSET_ROWS].sum(axis=0) / np.maximum(valid[:OFFSET_ROWS].sum(axis=0), 1)
+                offset.tofile(offset_file)
+            centered = np.where(valid, xi - offset, 0.0).astype("<f4")
+            files["raw.f32"].write(raw.astype("<f4").tobytes())
+            files["statuses.u1"].write(statuses.tobytes())
+            files["centered.f32"].write(centered.tobytes())
+            # Of what is stored, not of what it was rounded from: the search subtracts products of the stored values.
+            norms = np.einsum("ij,ij->i", centered, centered, dtype=np.float64)
+            files["norms.f64"].write(norms.tobytes())
+        if offset is None:
+            np.zeros(n).tofile(offset_file)
+        for file in files.values():
+            file.flush()
+            os.fsync(file.fileno())
+    return complete
+
+
+def _centered(raw: Array, valid: Array) -> Array:
+    """ξ in float64, over each row's valid texts; 0 where there is no value."""
+    exact = np.where(valid, raw, 0.0).astype(np.float64)
+    means = exact.sum(axis=1) / np.maximum(valid.sum(axis=1), 1)
+    centered: Array = np.where(valid, exact - means[:, None], 0.0)
+    return centered
+
+
+def _blocks(values: Iterator[vectors.Values]) -> Iterator[list[vectors.Values]]:
+    block: list[vectors.Values] = []
+    for one in values:
+        block.append(one)
+        if len(block) == BLOCK_ROWS:
+            yield block
+            block = []
+    if block:
+        yield block
+
+
+def _entry(member: Member) -> list[Any]:
+    return [
+        member.model_id,
+        member.vector_id,
+        member.dtype,
+        member.engine_version,
+        member.checksum.hex(),
+        member.noise_floor_nats,
+        member.template_hash,
+    ]
+
+
+def _mapped(folder: Path, manifest: dict[str, Any], transform: transforms.TransformInfo, space: Space) -> Matrix:
+    data = _data(folder, manifest)
+    k, n = len(manifest["members"]), manifest["n_texts"]
+
+    def view(name: str, dtype: str, shape: tuple[int, ...]) -> Array:
+        if 0 in shape:
+            return np.empty(shape, dtype)
+        return np.memmap(data / name, dtype, "r", shape=shape)
+
+    members = {
+        entry[0]: Member(entry[0], entry[1], entry[2], entry[3], bytes.fromhex(entry[4]), entry[5], entry[6])
+        for entry in manifest["members"]
+    }
+    sizes = manifest["response_bytes"]
+    return Matrix(
+        space=space,
+        transform=transform.name,
+        model_ids=np.array([entry[0] for entry in manifest["members"]], dtype=np.int64),
+        vector_ids=np.array([entry[1] for entry in manifest["members"]], dtype=np.int64),
+        raw=view("raw.f32", "<f4", (k, n)),
+        statuses=view("statuses.u1", "u1", (k, n)),
+        centered=view("centered.f32", "<f4", (k, n)),
+        norms=view("norms.f64", "<f8", (k,)),
+        complete=manifest["complete"],
+        response_bytes=np.array(sizes, dtype=np.int64) if sizes is not None else None,
+        members=members,
+    )
+
+
+def _replace(path: Path, content: str) -> None:
+    scratch = path.with_suffix(f".{os.getpid()}.tmp")
+    with scratch.open("w") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(scratch, path)
+
+
+@contextlib.contextmanager
+def _lock(folder: Path) -> Iterator[None]:
+    import fcntl
+
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield

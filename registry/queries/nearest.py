@@ -1,0 +1,287 @@
+"""Which models behave most like this one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from registry import matrix
+from registry.errors import Ambiguous, BadInput, NotFound, SpaceMismatch
+from registry.evidence import Evidence
+from registry.matrix import Matrix
+from registry.methods import log_likelihood as method
+from registry.queries import textsets, transforms, vectors
+from registry.queries.divergence import Point, evidence_of
+from registry.queries.models import ModelInfo, model_ref
+from registry.queries.vectors import Held
+from registry.spaces import Space, log_likelihood_space
+from registry.tables import Model
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+RERANKED_COMPLETE = 64
+RERANKED_MASKED = 200
+"""Candidates of the float32 search whose distances are computed again, exactly: at least this many, or 4k."""
+
+USUAL_PROFILE = "chat"
+
+
+@dataclass(frozen=True)
+class Answer:
+    items: list[Evidence]
+    next: int | None
+    """The rank from which to go on; None at the end."""
+    text_set: str
+    transform: str
+    profile: str
+    space: str
+    candidates: int
+    """Models in the space, the one asked about not counted."""
+
+
+def nearest(
+    session: Session,
+    model: ModelInfo,
+    *,
+    text_set: str | None = None,
+    transform: str = "base",
+    profile: str | None = None,
+    k: int = 10,
+    start: int = 0,
+    among: Sequence[ModelInfo] | None = None,
+    bootstrap: int = 0,
+    seed: int = 0,
+) -> Answer:
+    """The k models nearest to `model`, from rank `start` on, as Evidence with an interval each.
+
+    Without `text_set` or `profile` the only one the model has is meant (`chat` among several profiles).  Unclipped.
+
+    Raises Ambiguous where the choice is not clear, NotFound where the model has no vector there, SpaceMismatch where it
+    or one of `among` has vectors only in other spaces (naming both), BadInput for k < 1.
+    """
+    if k < 1 or start < 0:
+        raise BadInput(f"k must be at least 1 and the start at least 0, not {k} and {start}")
+    if bootstrap < 0:
+        raise BadInput(f"a bootstrap needs a positive number of draws, not {bootstrap}")
+    chosen, held = _choose(session, model, text_set, transform, profile)
+    info = textsets.by_id(session, held.text_set_id)
+    space = log_likelihood_space(info.content_hash, held.profile, held.unit)
+    table = matrix.load(session, info, chosen, space)
+    allowed = _allowed(session, table, model, among, chosen)
+    try:
+        found, more = _ranked(session, table, model, info, chosen, space, allowed, k, start, bootstrap, seed)
+    except vectors.Corrupt:
+        # The cache is damaged, not the database: made anew it agrees, or the second attempt says what is wrong.
+        matrix.discard(info, chosen, space)
+        table = matrix.load(session, info, chosen, space)
+        allowed = _allowed(session, table, model, among, chosen)
+        found, more = _ranked(session, table, model, info, chosen, space, allowed, k, start, bootstrap, seed)
+    return Answer(
+        items=found,
+        next=start + k if more else None,
+        text_set=info.name,
+        transform=chosen.name,
+        profile=held.profile,
+        space=space.key,
+        candidates=len(table.model_ids) - 1 if allowed is None else int(allowed.sum()),
+    )
+
+
+def _choose(
+    session: Session, model: ModelInfo, text_set: str | None, transform: str, profile: str | None
+) -> tuple[transforms.TransformInfo, Held]:
+    """The one point of the model that the question means."""
+    chosen = transforms.get(session, transform)
+    points = vectors.held_by(session, model.id)
+    if not points:
+        raise NotFound(
+            f"{model.handle} has no vectors yet",
+            hint=f"modelkin score {model.handle}" + _option("--text-set", text_set),
+        )
+    if text_set is not None:
+        wanted = textsets.get(session, text_set)
+        here = [point for point in points if point.text_set_id == wanted.id]
+        if not here:
+            asked = log_likelihood_space(wanted.content_hash, profile or USUAL_PROFILE, "nats")
+            raise _mismatch(session, model, asked, points, f"modelkin score {model.handle} --text-set {text_set}")
+        points = here
+    sets = sorted({point.text_set_id for point in points})
+    if len(sets) > 1:
+        names = [textsets.by_id(session, one).name for one in sets]
+        raise Ambiguous(
+            f"{model.handle} has vectors on several text sets: {', '.join(names)}", hint="choose one with --text-set"
+        )
+    profiles = sorted({point.profile for point in points})
+    if profile is None and len(profiles) > 1 and USUAL_PROFILE not in profiles:
+        raise Ambiguous(
+            f"{model.handle} has vectors under several profiles: {', '.join(profiles)}",
+            hint="choose one with --profile",
+        )
+    profile = profile or (profiles[0] if len(profiles) == 1 else USUAL_PROFILE)
+    if profile not in profiles:
+        info = textsets.by_id(session, sets[0])
+        asked = log_likelihood_space(info.content_hash, profile, points[0].unit)
+        command = f"modelkin score {model.handle} --text-set {info.name} --profile {profile}"
+        raise _mismatch(session, model, asked, points, command)
+    fitting = [one for one in points if one.profile == profile and one.transform_id == chosen.id]
+    if not fitting:
+        names = [one.name for one in transforms.get_many(session, sorted({p.transform_id for p in points}))]
+        raise NotFound(
+            f"{model.handle} was not scored under the transform {transform!r}, only under {', '.join(names)}",
+            hint=f"modelkin score {model.handle} --transforms {transform}, or choose one with --transform",
+        )
+    # Vectors of both units on one set are two spaces; nats are the ones that carry a KL.
+    return chosen, next((one for one in fitting if one.unit == "nats"), fitting[0])
+
+
+def _mismatch(session: Session, model: ModelInfo, asked: Space, points: Sequence[Held], command: str) -> SpaceMismatch:
+    """Names the space that was asked for and the spaces in which the model is."""
+    spaces = []
+    for point in points:
+        info = textsets.by_id(session, point.text_set_id)
+        key = log_likelihood_space(info.content_hash, point.profile, point.unit).key
+        spaces.append(f"{key} (text set {info.name}, profile {point.profile})")
+    have = "; ".join(dict.fromkeys(spaces))
+    return SpaceMismatch(
+        f"{model.handle} is not in the space {asked.key}; it has vectors in {have}",
+        hint=f"{command}, or ask within a space that it is in",
+    )
+
+
+def _option(name: str, value: str | None) -> str:
+    return f" {name} {value}" if value is not None else ""
+
+
+def _allowed(
+    session: Session,
+    table: Matrix,
+    model: ModelInfo,
+    among: Sequence[ModelInfo] | None,
+    transform: transforms.TransformInfo,
+) -> Array | None:
+    """bool [K] of the rows that `among` admits; None for all."""
+    if among is None:
+        return None
+    wanted = [one for one in among if one.id != model.id]
+    for one in wanted:
+        if table.row_of(one.id) is None:
+            points = vectors.held_by(session, one.id)
+            if not points:
+                raise NotFound(f"{one.handle} has no vectors yet", hint=f"modelkin score {one.handle}")
+            if any(point.profile == table.space.profile for point in points):
+                command = f"modelkin score {one.handle} --transforms {transform.name}"
+            else:
+                command = f"modelkin score {one.handle} --profile {table.space.profile}"
+            raise _mismatch(session, one, table.space, points, command)
+    return np.isin(table.model_ids, [one.id for one in wanted])
+
+
+def _ranked(
+    session: Session,
+    table: Matrix,
+    model: ModelInfo,
+    info: textsets.TextSetInfo,
+    transform: transforms.TransformInfo,
+    space: Space,
+    allowed: Array | None,
+    k: int,
+    start: int,
+    bootstrap: int,
+    seed: int,
+) -> tuple[list[Evidence], bool]:
+    """Evidence for the ranks [start, start + k), and whether there are more."""
+    row = table.row_of(model.id)
+    if row is None:
+        raise NotFound(f"{model.handle} has no vector here", hint=f"modelkin score {model.handle}")
+    nats_per_text = space.unit == "nats" and not info.opaque
+    # One more than asked for: the last shown neighbour too is tested against the next.
+    rows, _ = search(table, row, start + k + 1, allowed, relative=not nats_per_text)
+    models = _models(session, [int(table.model_ids[one]) for one in rows[start:]])
+    query = _point(table, row, model_ref(model), transform.name)
+    shown = [_point(table, at, models[int(table.model_ids[at])], transform.name) for at in rows[start : start + k + 1]]
+    items = []
+    for index, point in enumerate(shown[:k]):
+        following = shown[index + 1] if index + 1 < len(shown) else None
+        evidence = evidence_of(
+            space,
+            query,
+            point,
+            response_bytes=table.response_bytes,
+            nats_per_text=nats_per_text,
+            bootstrap=bootstrap,
+            seed=seed,
+            details={
+                "rank": start + index + 1,
+                "resolved_from_next": _resolved(query, point, following) if nats_per_text else None,
+            },
+        )
+        items.append(evidence)
+    return items, len(rows) > start + k
+
+
+def _resolved(query: Point, near: Point, far: Point | None) -> bool | None:
+    if far is None:
+        return None
+    common = query.valid & near.valid & far.valid
+    return method.order_is_resolved(
+        method.differences(query.values, near.values, common), method.differences(query.values, far.values, common)
+    )
+
+
+def _models(session: Session, ids: list[int]) -> dict[int, Any]:
+    return {row.id: model_ref(row) for row in session.scalars(select(Model).where(Model.id.in_(ids)))}
+
+
+def _point(table: Matrix, row: int, ref: Any, transform: str) -> Point:
+    """Checked against the vector's checksum: the cache lies on a disk like any other."""
+    member = table.members[int(table.model_ids[row])]
+    values, statuses = np.asarray(table.raw[row]), np.asarray(table.statuses[row])
+    if vectors.checksum(values.tobytes(), statuses.tobytes()) != member.checksum:
+        raise vectors.Corrupt(f"the cached row of vector {member.vector_id} is damaged")
+    return Point(ref, transform, member, values, vectors.is_valid(statuses))
+
+
+def search(
+    table: Matrix, row: int, count: int, allowed: Array | None = None, *, relative: bool = False
+) -> tuple[Array, Array]:
+    """Rows by ascending exact distance to `row` (ties by model id), at most `count`, and ‖ξ − ξ'‖²/n of each.
+
+    A float32 product over the centred matrix finds candidates; their distances are then computed again in float64 by
+    direct differences of the stored values, over the texts valid in both.  With `relative`, all are ranked by the
+    relative squared distance.
+    """
+    admitted = np.ones(len(table.model_ids), dtype=bool) if allowed is None else allowed.copy()
+    admitted[row] = False
+    candidates = np.flatnonzero(admitted)
+    margin = max(RERANKED_COMPLETE if table.complete else RERANKED_MASKED, 4 * count)
+    if len(candidates) > margin and not relative:
+        query = np.asarray(table.centered[row])
+        products = (table.centered @ query).astype(np.float64)
+        approximate = table.norms + table.norms[row] - 2 * products
+        approximate[~admitted] = np.inf
+        candidates = np.argpartition(approximate, margin)[:margin]
+        candidates = candidates[admitted[candidates]]
+    values, valid = np.asarray(table.raw[row]), table.valid(row)
+    distances = np.full(len(candidates), np.inf)
+    for begin in range(0, len(candidates), 32):
+        part = candidates[begin : begin + 32]
+        raw, ok = table.raw[part], table.valid(part)
+        if relative:
+            distances[begin : begin + 32] = [
+                _or_infinity(method.relative_squared_distance(values, other, valid & good).value)
+                for other, good in zip(raw, ok, strict=True)
+            ]
+        else:
+            squared, common = method.masked_squared_distances(values, valid, raw, ok)
+            distances[begin : begin + 32] = np.where(common > 1, squared / np.maximum(common, 1), np.inf)
+    order = np.lexsort((table.model_ids[candidates], distances))[:count]
+    return candidates[order], distances[order]
+
+
+def _or_infinity(value: float | None) -> float:
+    return np.inf if value is None else value
