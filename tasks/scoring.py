@@ -17,6 +17,7 @@ import numpy as np
 
 from registry.errors import BadInput, Unavailable
 from registry.statuses import HAS_VALUE, Status
+from tasks.quiet import quiet
 from tasks.rendering import Span
 from tasks.tokenization import require_ids
 
@@ -89,7 +90,8 @@ def score_spans(
     if budget < 1:
         raise BadInput(f"batch_tokens must be positive, not {budget}")
     # Where a faster path will stand, once a canary has shown that it agrees: it returns the same per-token arrays.
-    per_token = _padded(loaded, rows, budget, progress)
+    with quiet():  # transformers would warn of padding without a mask, which is the point here
+        per_token = _padded(loaded, rows, budget, progress)
     _sum_up(scores, per_token)
     return scores
 
@@ -256,6 +258,8 @@ def _logits_of(output: Any) -> Any:
 
 
 def _keeps_logits(model: Any) -> bool:
+    if hasattr(model, "get_base_model"):  # an adapter that was not merged passes it on, but does not name it
+        model = model.get_base_model()
     return "logits_to_keep" in inspect.signature(model.forward).parameters
 
 

@@ -278,6 +278,26 @@ def test_a_model_that_cannot_keep_back_logits_gives_the_same(accepts: bool) -> N
     assert_close(score_spans(loaded, MIXED, batch_tokens=1).log_likelihoods, expected)
 
 
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")  # peft reads it
+def test_an_unmerged_adapter_is_scored_with_its_base() -> None:
+    from peft import LoraConfig, get_peft_model
+
+    loaded = load("llama")
+    plain = plain_loop(loaded.model, MIXED)
+    loaded.model = get_peft_model(loaded.model, LoraConfig(r=2, target_modules=["q_proj"], init_lora_weights=False))
+    loaded.model.eval()
+    kept = []
+    base = loaded.model.get_base_model()
+    wrap_forward(
+        SimpleNamespace(model=base), lambda f, ids, kwargs: kept.append("logits_to_keep" in kwargs) or f(ids, **kwargs)
+    )
+    scores = score_spans(loaded, MIXED, batch_tokens=200)
+    assert all(kept)
+    expected = plain_loop(loaded.model, MIXED)
+    assert_close(scores.log_likelihoods, expected)
+    assert np.abs(expected - plain).max() > 0.1
+
+
 def test_only_the_logits_that_are_needed_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
     """The head sees the positions of responses, and log-softmax at most a chunk of them in float32."""
     loaded, expected = load("llama"), case("llama")[1]
