@@ -1,0 +1,1 @@
+"""What is measured, against whom, one command each: `python -m benchmarks.<name>`."""
