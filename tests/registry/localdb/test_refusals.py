@@ -70,6 +70,7 @@ tried(home / "file" / "below")
 for mode in (0o000, 0o500):
     (home / oct(mode)).mkdir(mode=mode)
     tried(home / oct(mode))
+    (home / oct(mode)).chmod(0o700)
 """
     lines = as_user(code).stdout.splitlines()
     assert len(lines) == 4
