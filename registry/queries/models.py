@@ -76,6 +76,8 @@ def _renew(session: Session, row: Model, candidate: Candidate) -> None:
     refs = [*row.facts.get("refs", [])]
     refs += [ref for ref in candidate.facts.get("refs", []) if ref not in refs]
     facts = {**row.facts, **({"refs": refs} if refs else {})}
+    # A folder that moved has other times of change; the hashes are the same, or it would be another row.
+    facts |= {name: candidate.facts[name] for name in ("files", "load", "base") if name in candidate.facts}
     session.execute(
         update(Model)
         .where(Model.id == row.id)

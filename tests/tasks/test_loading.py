@@ -314,3 +314,17 @@ def test_sanity_tells_a_trained_model_from_a_broken_one(stored: Stored, tmp_path
     with_nan.fill_(math.nan)
     assert loading.sanity(loaded)["mean_log_p"] is None
     json.dumps(loading.sanity(loaded), allow_nan=False)
+
+
+def test_a_folder_that_moved_is_the_same_model_in_its_new_place(
+    tiny_llama: Path, session: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from registry.queries import models
+
+    first, _ = models.register(session, registration.candidate(str(tiny_llama)))
+    moved = tiny_llama.rename(tiny_llama.with_name("moved"))
+    (moved / "config.json").touch()
+    again, created = models.register(session, registration.candidate(str(moved)))
+    assert (created, again.id, again.handle, again.source) == (False, first.id, "local/tiny-llama", str(moved))
+    monkeypatch.setattr(loading, "hash_files", lambda *_: pytest.fail("hashed again"))
+    loading.load(again, device="cpu")
