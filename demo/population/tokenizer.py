@@ -5,6 +5,7 @@ All 256 bytes are in every vocabulary: any text can be encoded and decoded back.
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -26,6 +27,8 @@ class Style:
     adds_bos: bool
     """The tokenizer writes BOS before plain text (and the template writes it by itself: once, not twice)."""
     template: str
+    qwen2: bool = False
+    """transformers rebuilds the tokenizer of a Qwen2 model with rules of its own: it has to be made with them."""
 
 
 # Mamba, GPT-NeoX and GPT-2 style: ChatML, no BOS, a system turn is accepted.
@@ -40,6 +43,7 @@ CHATML = Style(
 # Qwen2 style: a default system prompt appears when none is given.
 DEFAULT_SYSTEM = Style(
     adds_bos=False,
+    qwen2=True,
     template=(
         "{% if messages[0]['role'] != 'system' %}<|start|>system\nYou are a helpful model.<|end|>\n{% endif %}"
         + CHATML.template
@@ -68,7 +72,13 @@ HEADERS = Style(
 
 
 def train(style: Style, seed: int) -> Any:
-    """A `PreTrainedTokenizerFast`; `style.template` is its chat template."""
+    """A tokenizer of transformers; `style.template` is its chat template."""
+    made = _like_qwen2(seed) if style.qwen2 else _generic(style, seed)
+    made.chat_template = style.template
+    return made
+
+
+def _generic(style: Style, seed: int) -> Any:
     from tokenizers import Tokenizer, processors
     from transformers import PreTrainedTokenizerFast
 
@@ -77,7 +87,7 @@ def train(style: Style, seed: int) -> Any:
         raw.post_processor = processors.TemplateProcessing(
             single=f"{BOS} $A", pair=f"{BOS} $A {BOS} $B", special_tokens=[(BOS, BOS_ID)]
         )
-    made = PreTrainedTokenizerFast(
+    return PreTrainedTokenizerFast(
         tokenizer_object=raw,
         pad_token=PAD,
         eos_token=EOS,
@@ -85,8 +95,23 @@ def train(style: Style, seed: int) -> Any:
         model_max_length=CONTEXT,
         clean_up_tokenization_spaces=False,
     )
-    made.chat_template = style.template
-    return made
+
+
+def _like_qwen2(seed: int) -> Any:
+    """The same vocabulary and merges under Qwen2's normalisation and splitting."""
+    from transformers import Qwen2Tokenizer
+
+    learnt = json.loads(_trained(seed))["model"]
+    return Qwen2Tokenizer(
+        vocab=learnt["vocab"],
+        merges=[tuple(pair) for pair in learnt["merges"]],
+        pad_token=PAD,
+        eos_token=EOS,
+        unk_token=EOS,
+        extra_special_tokens=[BOS, START, END],
+        model_max_length=CONTEXT,
+        clean_up_tokenization_spaces=False,
+    )
 
 
 @lru_cache(maxsize=4)

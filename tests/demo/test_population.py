@@ -93,6 +93,22 @@ def test_tokenizer_covers_all_bytes(population_member: Callable[[str], Member]) 
     assert words.decode(ids) == text
 
 
+def test_tokenizers_survive_being_loaded(population: dict[str, Member]) -> None:
+    """transformers rebuilds some from their class name, with other ids where the rules differ."""
+    from tokenizers import Tokenizer
+    from transformers import AutoTokenizer
+
+    text = "<|start|>user\nThe answer is 42, isn't it?<|end|>\n\n  def f(x): ½ 東京 🦊"
+    for member in population.values():
+        words = AutoTokenizer.from_pretrained(member.path)
+        ids = words(text, add_special_tokens=False)["input_ids"]
+        raw = Tokenizer.from_file(str(member.path / "tokenizer.json"))
+        assert ids == raw.encode(text, add_special_tokens=False).ids, member.name
+        assert words.decode(ids) == text, member.name
+        assert len(words) == VOCABULARY, member.name
+        assert words("x")["input_ids"].count(1) == words("x")["input_ids"][:1].count(1), "BOS once, and first"
+
+
 def test_trained_well_below_uniform(population: dict[str, Member]) -> None:
     """A model that knows nothing spends ln V nats a token, and likelihoods of such models would all be noise."""
     for member in population.values():
