@@ -11,7 +11,7 @@ from typing import Any
 
 from sqlalchemy import Engine, create_engine, event, text
 from sqlalchemy.engine import make_url
-from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import DBAPIError, OperationalError
 from sqlalchemy.orm import Session
 
 from registry.errors import Conflict, DatabaseUnavailable
@@ -96,13 +96,25 @@ def alembic_config(bind: Engine) -> Any:
 
 
 def migrate(bind: Engine | None = None, revision: str = "head") -> None:
-    """Brings the schema to `revision`; concurrent callers wait for one another.  Raises DatabaseUnavailable."""
+    """Brings the schema to `revision`; concurrent callers wait for one another.
+
+    Raises DatabaseUnavailable, also where the server has no pgvector.
+    """
     from alembic import command
 
     bind = bind or engine()
     _probe(bind)
-    with _alembic:
-        command.upgrade(alembic_config(bind), revision)
+    try:
+        with _alembic:
+            command.upgrade(alembic_config(bind), revision)
+    except DBAPIError as error:
+        if "vector" not in str(error.orig):
+            raise
+        raise DatabaseUnavailable(
+            f"pgvector cannot be set up in {bind.url.render_as_string()}: {str(error.orig).splitlines()[0]}",
+            hint="install pgvector on that server and run `create extension vector` there as a superuser, or unset "
+            "DATABASE_URL to use the embedded database",
+        ) from error
     _checked.add(str(bind.url))
 
 

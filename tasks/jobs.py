@@ -192,8 +192,9 @@ class _Scorer:
         spans = []
         for pipeline in pipelines.values():
             for text in texts:
-                edited = pipeline.apply(text.prompt)
-                spans.append(self._renderer.span(edited.system, edited.user, text.response))
+                prompt, response = text.pair
+                edited = pipeline.apply(prompt)
+                spans.append(self._renderer.span(edited.system, edited.user, response))
         scores = scoring.score_spans(self._loaded, spans, batch_tokens=self._batch_tokens)
         notes = {
             "seconds": time.monotonic() - started,

@@ -69,8 +69,9 @@ def plan(reference: str, text_set: str, transform_names: list[str], *, device: s
     tokens = 0.0
     for one in pipelines:
         for text in texts:
-            edited = one.pipeline.apply(text.prompt)
-            size = len((edited.system or "").encode()) + len(edited.user.encode()) + text.response_bytes
+            prompt, response = text.pair
+            edited = one.pipeline.apply(prompt)
+            size = len(f"{edited.system or ''}{edited.user}{response}".encode())
             tokens += size / BYTES_PER_TOKEN + TEMPLATE_TOKENS
     seconds = 2 * facts.parameters * tokens / (EFFICIENCY * _measured_flops(device, dtype))
     logits = 1024 * (facts.vocabulary or 50_000) * 4

@@ -7,7 +7,7 @@ possible without touching another token or another text, ids(before) + ids(respo
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from registry.canonical import sha256_hex
 from registry.errors import BadInput
@@ -16,8 +16,6 @@ from tasks.chat_template import DATE, ChatTemplate, EmptyBehaviour, TemplateFail
 from tasks.tokenization import Tokenization, require_ids, verify_tokenizer
 
 __all__ = ["Renderer", "Span", "verify_tokenizer"]
-
-Profile = Literal["chat", "plain"]
 
 _PLAIN = "{bos}{prompt}\n\n{response}"
 _SEPARATOR = "\n\n"
@@ -48,7 +46,7 @@ class Renderer:
     Raises Refused("no_template" or "bad_template") under `chat`, BadInput for another profile.
     """
 
-    def __init__(self, tokenizer: Any, profile: Profile, context_length: int | None, vocabulary: int) -> None:
+    def __init__(self, tokenizer: Any, profile: str, context_length: int | None, vocabulary: int) -> None:
         if profile not in ("chat", "plain"):
             raise BadInput(f"there is no profile {profile!r}", hint="use chat or plain")
         self.profile = profile

@@ -7,6 +7,10 @@ Exit codes: 0 well · 1 unexpected · 2 bad input or usage · 3 not found · 4 a
 from __future__ import annotations
 
 import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import typer
 
 
 def main() -> None:
@@ -32,7 +36,7 @@ def main() -> None:
         _fail(*outside)
 
 
-def _app():  # type: ignore[no-untyped-def]
+def _app() -> typer.Typer:
     import typer
 
     from api.cli import database, model, nearest, score, textset, transform, vectors

@@ -14,24 +14,13 @@ FormatOption = Annotated[Format, typer.Option("--format", help="How to write the
 def init(format: FormatOption = Format.auto) -> None:
     """Make the database (embedded, or DATABASE_URL's) and bring it to this version's schema; harmless to repeat."""
     from sqlalchemy import text
-    from sqlalchemy.exc import DBAPIError
 
     from registry import database
-    from registry.errors import DatabaseUnavailable
     from registry.queries import transforms
 
     engine = database.engine()
     before = database.current_revision(engine)
-    try:
-        database.migrate(engine)
-    except DBAPIError as error:
-        if "vector" not in str(error.orig):
-            raise
-        raise DatabaseUnavailable(
-            f"pgvector cannot be set up in {engine.url.render_as_string()}: {str(error.orig).splitlines()[0]}",
-            hint="install pgvector on that server and run `create extension vector` there as a superuser, or unset "
-            "DATABASE_URL to use the embedded database",
-        ) from error
+    database.migrate(engine)
     with database.session() as session:
         transforms.ensure_built_in(session)
         version = session.scalar(text("show server_version"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -75,7 +75,12 @@ def score_models(
         try:
             model = find_or_add(name)
             job, already = jobs.open_score(model, text_set, transforms, profile, dtype)
-            row = {"model": model.handle, "revision": model.revision[:12], "text_set": text_set, "profile": profile}
+            row: dict[str, Any] = {
+                "model": model.handle,
+                "revision": model.revision[:12],
+                "text_set": text_set,
+                "profile": profile,
+            }
             if job is None:
                 rows.append({**row, "scored": "", "already": ",".join(already)})
                 talk(f"{model.handle}: already scored ({', '.join(already)})")

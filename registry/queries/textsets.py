@@ -61,6 +61,13 @@ class StoredText:
     columns: dict[str, Any]
     tags: dict[str, Any]
 
+    @property
+    def pair(self) -> tuple[str, str]:
+        """Prompt and response.  Raises Unsupported in an opaque set."""
+        if self.prompt is None or self.response is None:
+            raise Unsupported(f"text {self.position} of an opaque set has no text, only the id {self.source_id!r}")
+        return self.prompt, self.response
+
 
 def add(
     session: Session,
