@@ -129,7 +129,15 @@ def _make(recipe: Recipe, parents: list[Path], words: Any, seed: int, steps: int
         stream = train.token_stream(words, dialects, 1500, f"{recipe.family}-{seed}")
         loss = train.fit(model, stream, steps=steps, rate=rate, seed=own, teacher=teacher)
     elif recipe.relation == "finetuned":
-        stream = train.token_stream(words, options["dialects"], 400, f"{recipe.name}-{seed}")
+        # Half of it is what the base was trained on: without replay so small a model forgets everything else.
+        old, new = sum(family.dialects.values()), sum(options["dialects"].values())
+        mixed = {name: weight / old for name, weight in family.dialects.items()}
+        for name, weight in options["dialects"].items():
+            mixed[name] = mixed.get(name, 0.0) + weight / new
+        # Adam moves the row of a token that never occurs as far as any other, which would scramble half the vocabulary.
+        for part in (model.get_input_embeddings(), model.get_output_embeddings()):
+            part.weight.requires_grad_(False)
+        stream = train.token_stream(words, mixed, 400, f"{recipe.name}-{seed}")
         loss = train.fit(model, stream, steps=max(1, steps // 4), rate=rate / 4, seed=own)
     elif recipe.relation == "quantised":
         relatives.quantise(model, options["bits"])

@@ -114,7 +114,8 @@ def test_trained_well_below_uniform(population: dict[str, Member]) -> None:
     for member in population.values():
         loss = json.loads((member.path / "member.json").read_text())["loss_nats"]
         if member.relation in ("base", "finetuned", "distilled"):
-            assert loss < 0.5 * math.log(VOCABULARY), member.name
+            # A student's target is a distribution, whose own entropy is part of the loss.
+            assert loss < (0.55 if member.relation == "distilled" else 0.35) * math.log(VOCABULARY), member.name
         else:
             assert loss is None
 
