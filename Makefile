@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format bench clean
+.PHONY: help demo test lint format docs bench clean
 
 help: ## Show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -47,6 +47,9 @@ lint: $(VENV)/.installed ## Check style, types and the direction of imports
 format: $(VENV)/.installed ## Put the code into its form
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+docs: $(VENV)/.installed ## Write docs/commands.md anew from the commands
+	$(BIN)/python -m api.cli.reference > docs/commands.md
 
 $(VENV)/.bench: $(VENV)/.installed $(VENV)/.demo-models
 	$(BIN)/python -m pip install --quiet --editable '.[bench]'
