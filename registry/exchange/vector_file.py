@@ -30,6 +30,7 @@ UNITS = ("nats", "bits_per_byte")
 MAX_BYTES = 1 << 35
 """Unpacked size of a file that is read: 32 GiB, some 20,000 models on 100,000 texts."""
 MAX_NAME = 300
+_DTYPE = re.compile(r"[a-z][a-z0-9_]{0,39}")
 
 
 @dataclass(frozen=True)
@@ -218,6 +219,10 @@ def checked(file: VectorFile) -> VectorFile:
     for place, row in enumerate(file.rows):
         _check_name(row.name, f"{file.names[0]}, model {place}")
         about = (row.name, row.revision, row.identity, row.file)
+        if not _DTYPE.fullmatch(row.dtype):
+            raise BadInput(
+                f"{file.names[0]}: {row.dtype!r:.80} is no dtype", hint="float32, bfloat16, float16, unknown"
+            )
         if heading.space is None:
             about = (row.name, row.dtype)
         if about in seen:

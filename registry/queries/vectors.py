@@ -232,6 +232,19 @@ def read(session: Session, vector_ids: Sequence[int], *, verify: bool = True) ->
             )
 
 
+def read_token_counts(session: Session, vector_ids: Sequence[int]) -> Iterator[tuple[int, Floats]]:
+    """(vector id, int32 [n] scored tokens a text) by ascending id, streamed."""
+    listed = ",".join(str(int(one)) for one in vector_ids)
+    query = (
+        f"copy (select id, token_counts from vectors where id = any(array[{listed}]::int8[]) order by id)"
+        " to stdout (format binary)"
+    )
+    with _driver(session).cursor() as cursor, cursor.copy(query) as copy:
+        copy.set_types(["int8", "bytea"])
+        for vector_id, counts in copy.rows():
+            yield vector_id, np.frombuffer(counts, "<i4")
+
+
 def members(session: Session, text_set_id: int, transform_id: int, profile: str, unit: str) -> list[Member]:
     """One vector a model, by model id: float32 before bfloat16 before float16, then the newest engine.
 
