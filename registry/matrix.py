@@ -8,6 +8,10 @@ or members changed, and may be deleted at any time.  Files of one folder:
     statuses.u1      uint8 [K, N]
     centered.f32     float32 [K, N]: ξ minus a per-text offset, 0 where there is no value
     norms.f64        float64 [K]: squared norms of the centred rows
+    sums.f64         float64 [K]: their sums
+    gaps.i4          int32: the texts without a value, row after row
+    gap_counts.i4    int32 [K]: how many of them each row has
+    offset.f64       float64 [N]: the per-text offset
 
 The per-text offset (the mean of the first rows) changes no distance, but it is what lets a float32 product tell near
 duplicates apart: without it |x|² is 10⁵ times the distance that is asked for.
@@ -35,7 +39,7 @@ from registry.spaces import Space
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-FORMAT = 1
+FORMAT = 2
 OFFSET_ROWS = 256
 """Rows whose mean is the per-text offset; any offset near the bulk will do."""
 
@@ -57,12 +61,20 @@ class Matrix:
     statuses: Array
     centered: Array
     norms: Array
-    complete: bool
-    """Every row carries a value for every text."""
+    sums: Array
+    gaps: Array
+    """int32: texts without a value, row after row."""
+    gap_counts: Array
+    """int32 [K]"""
     response_bytes: Array | None
     """int64 [N], None for an opaque set."""
     members: dict[int, Member]
     """By model id."""
+
+    @property
+    def complete(self) -> bool:
+        """Every row carries a value for every text."""
+        return not self.gaps.size
 
     def valid(self, rows: Any) -> Array:
         """bool, of one row or several."""
@@ -83,12 +95,15 @@ def load(session: Session, text_set: textsets.TextSetInfo, transform: transforms
     if folder in _opened and _opened[folder][0] == stamp and (folder / "manifest.json").exists():
         return _opened[folder][1]
     manifest = _manifest(folder)
-    if manifest is None or manifest["stamp"] != stamp:
+    matrix = _mapped(folder, manifest, transform, space) if manifest and manifest["stamp"] == stamp else None
+    if matrix is None:
         with _lock(folder):
             manifest = _manifest(folder)
             if manifest is None or manifest["stamp"] != stamp:
                 manifest = _refresh(session, folder, text_set, transform, space, stamp)
-    matrix = _mapped(folder, manifest, transform, space)
+            # Under the lock nobody removes what the manifest names.
+            matrix = _mapped(folder, manifest, transform, space)
+            assert matrix is not None
     _opened[folder] = (stamp, matrix)
     return matrix
 
@@ -113,9 +128,9 @@ def _manifest(folder: Path) -> dict[str, Any] | None:
         manifest: dict[str, Any] = json.loads((folder / "manifest.json").read_text())
         if manifest["format"] != FORMAT:
             return None
-        k, n = len(manifest["members"]), manifest["n_texts"]
+        k, n, gaps = len(manifest["members"]), manifest["n_texts"], manifest["gaps"]
         data = _data(folder, manifest)
-        for name, size in _sizes(k, n).items():
+        for name, size in _sizes(k, n, gaps).items():
             if (data / name).stat().st_size < size:
                 return None
         return manifest
@@ -123,12 +138,15 @@ def _manifest(folder: Path) -> dict[str, Any] | None:
         return None
 
 
-def _sizes(k: int, n: int) -> dict[str, int]:
+def _sizes(k: int, n: int, gaps: int) -> dict[str, int]:
     return {
         "raw.f32": 4 * k * n,
         "statuses.u1": k * n,
         "centered.f32": 4 * k * n,
         "norms.f64": 8 * k,
+        "sums.f64": 8 * k,
+        "gaps.i4": 4 * gaps,
+        "gap_counts.i4": 4 * k,
         "offset.f64": 8 * n,
     }
 
@@ -158,9 +176,8 @@ def _refresh(
         shutil.rmtree(folder / f"data-{generation}", ignore_errors=True)
         (folder / f"data-{generation}").mkdir(parents=True)
     data = folder / f"data-{generation}"
-    complete = (old["complete"] if kept and old is not None else True) and _append(
-        session, data, text_set.n_texts, len(kept), wanted[len(kept) :]
-    )
+    gaps = old["gaps"] if kept and old is not None else 0
+    gaps = _append(session, data, text_set.n_texts, len(kept), gaps, wanted[len(kept) :])
     sizes = textsets.response_byte_counts(session, text_set.id)
     manifest = {
         "format": FORMAT,
@@ -169,7 +186,7 @@ def _refresh(
         "space": space.key,
         "transform": transform.name,
         "n_texts": text_set.n_texts,
-        "complete": complete,
+        "gaps": gaps,
         "response_bytes": sizes,
         "members": [_entry(one) for one in wanted],
     }
@@ -187,17 +204,16 @@ def _next_generation(folder: Path) -> int:
     return max(found, default=0) + 1
 
 
-def _append(session: Session, data: Path, n: int, start: int, new: Sequence[Member]) -> bool:
-    """Writes the rows of `new` behind row `start`; whether all of them are complete.
+def _append(session: Session, data: Path, n: int, start: int, gaps: int, new: Sequence[Member]) -> int:
+    """Writes the rows of `new` behind row `start`, which have `gaps` texts without a value; how many there are then.
 
     What a killed writer left behind the rows that the manifest counts is overwritten.
     """
-    complete = True
     offset_file = data / "offset.f64"
     offset = np.fromfile(offset_file) if start else None
     with contextlib.ExitStack() as stack:
         files = {}
-        for name, size in _sizes(start, n).items():
+        for name, size in _sizes(start, n, gaps).items():
             path = data / name
             path.touch()
             if name != "offset.f64":
@@ -208,7 +224,8 @@ def _append(session: Session, data: Path, n: int, start: int, new: Sequence[Memb
             raw = np.stack([one.log_likelihoods for one in block])
             statuses = np.stack([one.statuses for one in block])
             valid = vectors.is_valid(statuses)
-            complete &= bool(valid.all())
+            missing = np.nonzero(~valid)[1].astype("<i4")
+            gaps += len(missing)
             xi = _centered(raw, valid)
             if offset is None:
                 offset = xi[:OFFSET_ROWS].sum(axis=0) / np.maximum(valid[:OFFSET_ROWS].sum(axis=0), 1)
@@ -220,12 +237,15 @@ def _append(session: Session, data: Path, n: int, start: int, new: Sequence[Memb
             # Of what is stored, not of what it was rounded from: the search subtracts products of the stored values.
             norms = np.einsum("ij,ij->i", centered, centered, dtype=np.float64)
             files["norms.f64"].write(norms.tobytes())
+            files["sums.f64"].write(centered.sum(axis=1, dtype=np.float64).tobytes())
+            files["gaps.i4"].write(missing.tobytes())
+            files["gap_counts.i4"].write(np.count_nonzero(~valid, axis=1).astype("<i4").tobytes())
         if offset is None:
             np.zeros(n).tofile(offset_file)
         for file in files.values():
             file.flush()
             os.fsync(file.fileno())
-    return complete
+    return gaps
 
 
 def _centered(raw: Array, valid: Array) -> Array:
@@ -259,7 +279,15 @@ def _entry(member: Member) -> list[Any]:
     ]
 
 
-def _mapped(folder: Path, manifest: dict[str, Any], transform: transforms.TransformInfo, space: Space) -> Matrix:
+def _mapped(folder: Path, manifest: dict[str, Any], transform: transforms.TransformInfo, space: Space) -> Matrix | None:
+    """None when another process removed the files since the manifest was read."""
+    try:
+        return _views(folder, manifest, transform, space)
+    except (FileNotFoundError, ValueError):
+        return None
+
+
+def _views(folder: Path, manifest: dict[str, Any], transform: transforms.TransformInfo, space: Space) -> Matrix:
     data = _data(folder, manifest)
     k, n = len(manifest["members"]), manifest["n_texts"]
 
@@ -282,7 +310,9 @@ def _mapped(folder: Path, manifest: dict[str, Any], transform: transforms.Transf
         statuses=view("statuses.u1", "u1", (k, n)),
         centered=view("centered.f32", "<f4", (k, n)),
         norms=view("norms.f64", "<f8", (k,)),
-        complete=manifest["complete"],
+        sums=view("sums.f64", "<f8", (k,)),
+        gaps=view("gaps.i4", "<i4", (manifest["gaps"],)),
+        gap_counts=view("gap_counts.i4", "<i4", (k,)),
         response_bytes=np.array(sizes, dtype=np.int64) if sizes is not None else None,
         members=members,
     )

@@ -14,6 +14,7 @@ from registry import matrix
 from registry.errors import Ambiguous, BadInput, NotFound, SpaceMismatch
 from registry.evidence import Evidence
 from registry.matrix import Matrix
+from registry.matrix_search import search
 from registry.methods import log_likelihood as method
 from registry.queries import textsets, transforms, vectors
 from registry.queries.divergence import Point, evidence_of
@@ -24,9 +25,6 @@ from registry.tables import Model
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-RERANKED_COMPLETE = 64
-RERANKED_MASKED = 200
-"""Candidates of the float32 search whose distances are computed again, exactly: at least this many, or 4k."""
 
 USUAL_PROFILE = "chat"
 
@@ -244,44 +242,3 @@ def _point(table: Matrix, row: int, ref: Any, transform: str) -> Point:
     if vectors.checksum(values.tobytes(), statuses.tobytes()) != member.checksum:
         raise vectors.Corrupt(f"the cached row of vector {member.vector_id} is damaged")
     return Point(ref, transform, member, values, vectors.is_valid(statuses))
-
-
-def search(
-    table: Matrix, row: int, count: int, allowed: Array | None = None, *, relative: bool = False
-) -> tuple[Array, Array]:
-    """Rows by ascending exact distance to `row` (ties by model id), at most `count`, and ‖ξ − ξ'‖²/n of each.
-
-    A float32 product over the centred matrix finds candidates; their distances are then computed again in float64 by
-    direct differences of the stored values, over the texts valid in both.  With `relative`, all are ranked by the
-    relative squared distance.
-    """
-    admitted = np.ones(len(table.model_ids), dtype=bool) if allowed is None else allowed.copy()
-    admitted[row] = False
-    candidates = np.flatnonzero(admitted)
-    margin = max(RERANKED_COMPLETE if table.complete else RERANKED_MASKED, 4 * count)
-    if len(candidates) > margin and not relative:
-        query = np.asarray(table.centered[row])
-        products = (table.centered @ query).astype(np.float64)
-        approximate = table.norms + table.norms[row] - 2 * products
-        approximate[~admitted] = np.inf
-        candidates = np.argpartition(approximate, margin)[:margin]
-        candidates = candidates[admitted[candidates]]
-    values, valid = np.asarray(table.raw[row]), table.valid(row)
-    distances = np.full(len(candidates), np.inf)
-    for begin in range(0, len(candidates), 32):
-        part = candidates[begin : begin + 32]
-        raw, ok = table.raw[part], table.valid(part)
-        if relative:
-            distances[begin : begin + 32] = [
-                _or_infinity(method.relative_squared_distance(values, other, valid & good).value)
-                for other, good in zip(raw, ok, strict=True)
-            ]
-        else:
-            squared, common = method.masked_squared_distances(values, valid, raw, ok)
-            distances[begin : begin + 32] = np.where(common > 1, squared / np.maximum(common, 1), np.inf)
-    order = np.lexsort((table.model_ids[candidates], distances))[:count]
-    return candidates[order], distances[order]
-
-
-def _or_infinity(value: float | None) -> float:
-    return np.inf if value is None else value

@@ -12,9 +12,10 @@ from sqlalchemy import text
 
 from registry import database, matrix
 from registry.errors import Ambiguous, BadInput, NotFound, SpaceMismatch
+from registry.matrix_search import approximate_distances, search
 from registry.methods import log_likelihood as method
 from registry.queries import divergence, evidence, models, textsets, transforms, vectors
-from registry.queries.nearest import nearest, search
+from registry.queries.nearest import nearest
 from registry.queries.vectors import NewVector
 from registry.settings import settings
 from registry.spaces import log_likelihood_space
@@ -294,7 +295,7 @@ def test_rows_of_a_killed_writer_are_overwritten(session, registry, family, home
     nearest(session, family["centre"], k=1)
     (folder,) = folders(home)
     (data,) = folder.glob("data-*")
-    for name in ("raw.f32", "statuses.u1", "centered.f32", "norms.f64"):
+    for name in ("raw.f32", "statuses.u1", "centered.f32", "norms.f64", "sums.f64", "gaps.i4", "gap_counts.i4"):
         with (data / name).open("ab") as file:
             file.write(b"half a row")
     matrix._opened.clear()
@@ -327,26 +328,55 @@ def test_processes_that_build_at_once_agree(fresh_database, modelkin_env, databa
     assert len({out for out, _ in answers}) == 1
 
 
-@pytest.mark.parametrize("missing", [0.0, 0.03])
-def test_search_equals_exact_differences(session, registry, missing):
+def at_random(share):
+    return lambda generator, n, values: np.flatnonzero(generator.random(N) < share)
+
+
+def the_long_ones(generator, n, values):
+    """As where some models have a short context: the same texts, which carry most of every distance."""
+    return np.argsort(values)[: (0, N // 20, N // 2)[n % 3]]
+
+
+@pytest.mark.parametrize("gaps_of", [at_random(0.0), at_random(0.03), at_random(0.4), the_long_ones])
+def test_search_equals_exact_differences(session, registry, gaps_of):
     generator = np.random.default_rng(7)
-    centres = generator.normal(-590, 200, (6, N))
-    found = []
-    for n in range(300):
-        values = centres[n % 6] + generator.normal(0, 1 + n % 11, N)
-        gaps = np.flatnonzero(generator.random(N) < missing)
-        found.append((registry.add(f"m{n}", values, missing=gaps), values.astype(np.float32), gaps))
+    lengths = generator.gamma(2.0, 0.5, N)
+    centres = -590 * lengths + lengths * generator.normal(0, 60, (6, N))
+    raw, valid = [], np.ones((500, N), bool)
+    for n in range(500):
+        values = (centres[n % 6] + lengths * generator.normal(0, 5 + n % 11, N)).astype(np.float32)
+        gaps = gaps_of(generator, n, values)
+        registry.add(f"m{n}", values, missing=gaps)
+        raw.append(values)
+        valid[n, gaps] = False
     space = log_likelihood_space(registry.text_set.content_hash, "chat", "nats")
     table = matrix.load(session, registry.text_set, transforms.get(session, "base"), space)
-    for at in (0, 17, 123):
-        valid = np.ones((300, N), bool)
-        for row, (_, _, gaps) in enumerate(found):
-            valid[row, gaps] = False
-        exact = []
-        for row, (_, values, _) in enumerate(found):
+    for at in (0, 1, 2, 123):
+        exact = np.full(500, np.inf)
+        for row in set(range(500)) - {at}:
             common = valid[at] & valid[row]
-            estimate = method.kl_nats(method.differences(found[at][1], values, common))
-            exact.append((estimate.value, row))
-        expected = [row for _, row in sorted(exact)[1:11]]
-        rows, _ = search(table, at, 10)
-        assert rows.tolist() == expected
+            exact[row] = method.kl_nats(method.differences(raw[at], raw[row], common)).value
+        rows, distances = search(table, at, 10)
+        assert rows.tolist() == np.argsort(exact, kind="stable")[:10].tolist()
+        assert distances / 2 == pytest.approx(exact[rows], rel=1e-9)
+        near = approximate_distances(table, at) / 2
+        assert near[exact < np.inf] == pytest.approx(exact[exact < np.inf], rel=1e-3)
+
+
+def test_files_that_another_process_removes_meanwhile_are_made_anew(session, family, home, monkeypatch):
+    whole = nearest(session, family["centre"], k=5)
+    (folder,) = folders(home)
+    read = matrix._manifest
+
+    def read_and_lose(place):
+        """The other process is quicker than the mapping, once."""
+        monkeypatch.setattr(matrix, "_manifest", read)
+        found = read(place)
+        (folder / "manifest.json").unlink()
+        for path in folder.glob("data-*/*"):
+            path.unlink()
+        return found
+
+    matrix._opened.clear()
+    monkeypatch.setattr(matrix, "_manifest", read_and_lose)
+    assert nearest(session, family["centre"], k=5).items == whole.items
