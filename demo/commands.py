@@ -29,6 +29,8 @@ class Modelkin:
         }
         # On a busy machine a thread that spins while it waits takes the core from the one it waits for: 3 × slower.
         self.environment.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+        if not sys.stderr.isatty():
+            self.environment["TQDM_DISABLE"] = "1"
         # What the demo does in its own process has to see the same home.
         os.environ.clear()
         os.environ.update(self.environment)
