@@ -19,7 +19,7 @@ RERANKED_COMPLETE = 64
 RERANKED_MASKED = 200
 """Candidates of the float32 pass whose distances are computed again, exactly: at least this many, or 4 × the count."""
 
-GATHERED_ROWS = 64
+GATHERED_ROWS = 256
 """Rows a block when single texts are picked out of the matrix: what one block holds stays in the processor's cache."""
 
 
@@ -83,11 +83,15 @@ def _at_texts(table: Matrix, texts: Array) -> tuple[Array, Array]:
 def _at_gaps(table: Matrix, own: Array) -> Array:
     """Σ of each `own` [3, N] over the texts that a row has no value for [3, K]."""
     totals = np.zeros((len(own), len(table.model_ids)))
-    gappy = np.flatnonzero(table.gap_counts)
     # Only rows that have gaps: reduceat would count a text for a row that has none.
-    starts = np.cumsum(table.gap_counts, dtype=np.int64)[gappy] - table.gap_counts[gappy]
-    for total, values in zip(totals, own, strict=True):
-        total[gappy] = np.add.reduceat(values[table.gaps], starts)
+    gappy = np.flatnonzero(table.gap_counts)
+    ends = np.cumsum(table.gap_counts[gappy], dtype=np.int64)
+    starts = ends - table.gap_counts[gappy]
+    for begin in range(0, len(gappy), GATHERED_ROWS):
+        part = slice(begin, begin + GATHERED_ROWS)
+        texts = np.asarray(table.gaps[starts[begin] : ends[part][-1]])
+        for total, values in zip(totals, own, strict=True):
+            total[gappy[part]] = np.add.reduceat(values.take(texts, mode="clip"), starts[part] - starts[begin])
     return totals
 
 

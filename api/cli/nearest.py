@@ -23,7 +23,7 @@ def nearest(
     ] = None,
     bootstrap: Annotated[int, typer.Option(metavar="B", help="Interval from B resamples of the texts.")] = 0,
     seed: Annotated[int, typer.Option(help="Of the bootstrap.")] = 0,
-    start: Annotated[int, typer.Option("--from", help="Rank to go on from: the `next` of the answer before.")] = 0,
+    after: Annotated[str | None, typer.Option("--after", help="Go on there: the `next` of the answer before.")] = None,
     store: Annotated[bool, typer.Option("--store/--no-store", help="Keep the evidence in the registry.")] = True,
     format: Annotated[Format, typer.Option("--format", help="auto, table, json, csv, quiet.")] = Format.auto,
 ) -> None:
@@ -42,7 +42,7 @@ def nearest(
             transform="empty" if unconditional else transform,
             profile=profile,
             k=k,
-            start=start,
+            after=after,
             among=[models.find(session, name) for name in names] if among else None,
             bootstrap=bootstrap,
             seed=seed,
@@ -64,7 +64,11 @@ def nearest(
     if rows:
         talk(_caption(answer.items))
     if answer.next is not None:
-        next_command("modelkin", "nearest", model, *_set(text_set), "--from", str(answer.next))
+        asked = {"-k": k if k != 10 else None, "--text-set": text_set, "--profile": profile, "--seed": seed or None}
+        asked |= {"--transform": None if unconditional or transform == "base" else transform}
+        asked |= {"--among": ",".join(names) or None, "--bootstrap": bootstrap or None, "--after": answer.next}
+        given = [word for name, value in asked.items() if value is not None for word in (name, str(value))]
+        next_command("modelkin", "nearest", model, *(["--unconditional"] if unconditional else []), *given)
     elif not rows:
         next_command("modelkin", "score", "org/another-model", "--text-set", answer.text_set)
 
@@ -100,7 +104,3 @@ def _caption(items: list[Any]) -> str:
         "kl_nats: half the Jeffreys divergence in nats a text, 95 % interval, unclipped (no catalog yet);"
         f" order: whether it differs from the next one's.  {items[0].not_shown}"
     )
-
-
-def _set(text_set: str | None) -> list[str]:
-    return [] if text_set is None else ["--text-set", text_set]

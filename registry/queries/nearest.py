@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -25,15 +26,36 @@ from registry.tables import Model
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-
 USUAL_PROFILE = "chat"
+
+
+@dataclass(frozen=True)
+class Mark:
+    """Where a page ended.  By distance and id, so that a model added meanwhile makes no other appear twice or never."""
+
+    rank: int
+    """At the time; only says how far to look."""
+    distance: float
+    id: int
+
+    @property
+    def written(self) -> str:
+        return f"{self.rank}_{self.distance.hex()}_{self.id}"
+
+    @classmethod
+    def read(cls, text: str) -> Mark:
+        """Raises BadInput."""
+        match = re.fullmatch(r"(\d{1,9})_(0x[01](?:\.[0-9a-f]{1,13})?p[+-]\d{1,4}|inf)_(\d{1,18})", text)
+        if match is None:
+            raise BadInput(f"{text!r} is not a page mark", hint="pass on the `next` of the page before")
+        return cls(int(match[1]), float.fromhex(match[2]), int(match[3]))
 
 
 @dataclass(frozen=True)
 class Answer:
     items: list[Evidence]
-    next: int | None
-    """The rank from which to go on; None at the end."""
+    next: str | None
+    """Pass it as `after` for the following page; None on the last."""
     text_set: str
     transform: str
     profile: str
@@ -50,20 +72,22 @@ def nearest(
     transform: str = "base",
     profile: str | None = None,
     k: int = 10,
-    start: int = 0,
+    after: str | None = None,
     among: Sequence[ModelInfo] | None = None,
     bootstrap: int = 0,
     seed: int = 0,
 ) -> Answer:
-    """The k models nearest to `model`, from rank `start` on, as Evidence with an interval each.
+    """The k models nearest to `model`, behind the mark `after`, as Evidence with an interval each.
 
     Without `text_set` or `profile` the only one the model has is meant (`chat` among several profiles).  Unclipped.
 
     Raises Ambiguous where the choice is not clear, NotFound where the model has no vector there, SpaceMismatch where it
-    or one of `among` has vectors only in other spaces (naming both), BadInput for k < 1.
+    or one of `among` has vectors only in other spaces (naming both), BadInput for k < 1 or a mark
+    that is none.
     """
-    if k < 1 or start < 0:
-        raise BadInput(f"k must be at least 1 and the start at least 0, not {k} and {start}")
+    if k < 1:
+        raise BadInput(f"k must be at least 1, not {k}")
+    mark = Mark.read(after) if after is not None else None
     if bootstrap < 0:
         raise BadInput(f"a bootstrap needs a positive number of draws, not {bootstrap}")
     chosen, held = _choose(session, model, text_set, transform, profile)
@@ -72,16 +96,16 @@ def nearest(
     table = matrix.load(session, info, chosen, space)
     allowed = _allowed(session, table, model, among, chosen)
     try:
-        found, more = _ranked(session, table, model, info, chosen, space, allowed, k, start, bootstrap, seed)
+        found, following = _ranked(session, table, model, info, chosen, space, allowed, k, mark, bootstrap, seed)
     except vectors.Corrupt:
         # The cache is damaged, not the database: made anew it agrees, or the second attempt says what is wrong.
         matrix.discard(info, chosen, space)
         table = matrix.load(session, info, chosen, space)
         allowed = _allowed(session, table, model, among, chosen)
-        found, more = _ranked(session, table, model, info, chosen, space, allowed, k, start, bootstrap, seed)
+        found, following = _ranked(session, table, model, info, chosen, space, allowed, k, mark, bootstrap, seed)
     return Answer(
         items=found,
-        next=start + k if more else None,
+        next=following,
         text_set=info.name,
         transform=chosen.name,
         profile=held.profile,
@@ -188,20 +212,20 @@ def _ranked(
     space: Space,
     allowed: Array | None,
     k: int,
-    start: int,
+    mark: Mark | None,
     bootstrap: int,
     seed: int,
-) -> tuple[list[Evidence], bool]:
-    """Evidence for the ranks [start, start + k), and whether there are more."""
+) -> tuple[list[Evidence], str | None]:
+    """Evidence for the k models behind `mark`, and the mark of the last if there are more."""
     row = table.row_of(model.id)
     if row is None:
         raise NotFound(f"{model.handle} has no vector here", hint=f"modelkin score {model.handle}")
     nats_per_text = space.unit == "nats" and not info.opaque
     # One more than asked for: the last shown neighbour too is tested against the next.
-    rows, _ = search(table, row, start + k + 1, allowed, relative=not nats_per_text)
-    models = _models(session, [int(table.model_ids[one]) for one in rows[start:]])
+    rows, distances, skipped = _behind(table, row, mark, k + 1, allowed, relative=not nats_per_text)
+    models = _models(session, [int(table.model_ids[one]) for one in rows])
     query = _point(table, row, model_ref(model), transform.name)
-    shown = [_point(table, at, models[int(table.model_ids[at])], transform.name) for at in rows[start : start + k + 1]]
+    shown = [_point(table, at, models[int(table.model_ids[at])], transform.name) for at in rows]
     items = []
     for index, point in enumerate(shown[:k]):
         following = shown[index + 1] if index + 1 < len(shown) else None
@@ -214,12 +238,31 @@ def _ranked(
             bootstrap=bootstrap,
             seed=seed,
             details={
-                "rank": start + index + 1,
+                "rank": skipped + index + 1,
                 "resolved_from_next": _resolved(query, point, following) if nats_per_text else None,
             },
         )
         items.append(evidence)
-    return items, len(rows) > start + k
+    if len(rows) <= k:
+        return items, None
+    return items, Mark(skipped + k, float(distances[k - 1]), int(table.model_ids[rows[k - 1]])).written
+
+
+def _behind(
+    table: Matrix, row: int, mark: Mark | None, count: int, allowed: Array | None, *, relative: bool
+) -> tuple[Array, Array, int]:
+    """The `count` rows behind the mark, their distances, and how many rows are before them."""
+    wanted = count + (mark.rank if mark is not None else 0)
+    while True:
+        rows, distances = search(table, row, wanted, allowed, relative=relative)
+        if mark is None:
+            return rows, distances, 0
+        ids = table.model_ids[rows]
+        skipped = int(np.count_nonzero((distances < mark.distance) | ((distances == mark.distance) & (ids <= mark.id))))
+        if len(rows) < wanted or len(rows) - skipped >= count:
+            return rows[skipped : skipped + count], distances[skipped : skipped + count], skipped
+        # Models were added before the mark since it was made.
+        wanted = skipped + count
 
 
 def _resolved(query: Point, near: Point, far: Point | None) -> bool | None:
