@@ -332,7 +332,7 @@ def test_damage_in_the_database_is_not_hidden(session, registry, family):
         text("update vectors set log_likelihoods = set_byte(log_likelihoods, 5, 1) where model_id = :id"),
         {"id": family[1].id},
     )
-    with pytest.raises(vectors.Corrupt, match="checksum"):
+    with pytest.raises(vectors.Corrupt, match="of org/m1@unknown, does not match its checksum"):
         nearest(session, family["centre"])
 
 
