@@ -168,8 +168,8 @@ def serving() -> Iterator[FakeHub]:
 @pytest.fixture
 def fake_hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FakeHub]:
     """huggingface_hub talks to a Hub of this test's own, with an empty cache; `HF_*` are set for subprocesses too."""
-    from huggingface_hub import utils as hub_utils
     from huggingface_hub import constants
+    from huggingface_hub import utils as hub_utils
 
     with serving() as hub:
         cache = tmp_path / "hub-cache"
