@@ -3,87 +3,18 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 from sqlalchemy import text
 
-from registry import database, matrix
 from registry.errors import Ambiguous, BadInput, NotFound, SpaceMismatch
-from registry.matrix_search import approximate_distances, search
-from registry.methods import log_likelihood as method
-from registry.queries import divergence, evidence, models, textsets, transforms, vectors
+from registry.queries import divergence, evidence, models, textsets
 from registry.queries.nearest import nearest
-from registry.queries.vectors import NewVector
-from registry.settings import settings
 from registry.spaces import log_likelihood_space
-from registry.statuses import Status
 from registry.textsets import Pair, freeze
 
 N = 300
-
-
-@pytest.fixture
-def home(tmp_path, monkeypatch):
-    """A home of its own for the cache; the database stays the test's."""
-    monkeypatch.setenv("MODELKIN_HOME", str(tmp_path / "home"))
-    settings.cache_clear()
-    yield tmp_path / "home"
-    monkeypatch.undo()
-    settings.cache_clear()
-
-
-@pytest.fixture
-def texts(session, home):
-    return textsets.add(session, "texts", freeze([Pair(f"Question {n}?", f"Answer {n}.") for n in range(N)]))
-
-
-class Registry:
-    """Adds models with given values."""
-
-    def __init__(self, session, text_set):
-        self.session, self.text_set = session, text_set
-
-    def add(self, name, values, **changes):
-        model = models.register_named(self.session, f"org/{name}", "test")
-        self.vector(model, values, **changes)
-        return model
-
-    def vector(self, model, values, *, missing=(), transform="base", **changes):
-        statuses = np.zeros(len(values), np.uint8)
-        statuses[list(missing)] = Status.TOO_LONG
-        fields = {
-            "model_id": model.id,
-            "text_set_id": self.text_set.id,
-            "transform_id": transforms.get(self.session, transform).id,
-            "profile": "chat",
-            "dtype": "float32",
-            "engine_version": 1,
-            "log_likelihoods": np.asarray(values, np.float32),
-            "statuses": statuses,
-            "token_counts": np.full(len(values), 5, np.int32),
-            "path": "test",
-        }
-        vectors.insert_many(self.session, [NewVector(**fields | changes)])
-
-
-@pytest.fixture
-def registry(session, texts):
-    return Registry(session, texts)
-
-
-@pytest.fixture
-def family(registry):
-    """A centre and models at growing distance; values at the scale of real ones."""
-    generator = np.random.default_rng(0)
-    centre = generator.normal(-590, 200, N)
-    found = {"centre": registry.add("centre", centre)}
-    for step in (1, 2, 4, 8, 16):
-        found[step] = registry.add(f"m{step}", centre + generator.normal(0, step, N))
-    found["values"] = centre
-    return found
 
 
 def handles(answer):
@@ -217,9 +148,9 @@ def test_another_text_set_is_refused_with_both_keys(session, family, texts):
     assert texts.content_hash in caught.value.message
 
 
-def test_the_only_set_is_meant_and_several_must_be_chosen_from(session, registry, family):
+def test_the_only_set_is_meant_and_several_must_be_chosen_from(session, registry_on, family):
     other = textsets.add(session, "second", freeze([Pair(f"p{n}", f"r{n}") for n in range(20)]))
-    Registry(session, other).vector(family["centre"], np.arange(20))
+    registry_on(other).vector(family["centre"], np.arange(20))
     assert nearest(session, family[1], k=1).text_set == "texts"
     with pytest.raises(Ambiguous, match=r"second.*|texts.*"):
         nearest(session, family["centre"])
@@ -238,8 +169,8 @@ def test_what_was_not_scored_is_named_with_the_command(session, registry, family
             nearest(session, family["centre"], **wrong)
 
 
-def test_an_opaque_set_or_bits_per_byte_give_no_kl(session, home):
-    opaque = Registry(session, textsets.add_opaque(session, "ids", [f"id{n}" for n in range(30)]))
+def test_an_opaque_set_or_bits_per_byte_give_no_kl(session, home, registry_on):
+    opaque = registry_on(textsets.add_opaque(session, "ids", [f"id{n}" for n in range(30)]))
     values = np.random.default_rng(0).normal(-5, 1, 30)
     one, _ = opaque.add("o1", values, profile="imported:x"), opaque.add("o2", values + 0.1, profile="imported:x")
     item = nearest(session, one).items[0]
@@ -276,130 +207,58 @@ def test_evidence_is_stored_once(session, family):
     assert [(one.value, one.interval) for one in stored] == [(items[0].value, items[0].interval)]
 
 
-# The cache -----------------------------------------------------------------------------------------------------------
+def test_a_model_is_not_its_own_neighbour_even_when_named(session, family):
+    answer = nearest(session, family["centre"], among=[family["centre"], family[2]])
+    assert (handles(answer), answer.candidates) == (["org/m2"], 1)
 
 
-def folders(home):
-    return list((home / "cache" / "vectors").iterdir())
+def test_the_larger_of_two_noise_floors_counts(session, registry, family):
+    loud = registry.add("loud", family["values"] + np.random.default_rng(3).normal(0, 1, N), noise_floor_nats=2.0)
+    quiet = registry.add("quiet", family["values"], noise_floor_nats=1e-6)
+    for asked, other in ((loud, quiet), (quiet, loud)):
+        item = nearest(session, asked, among=[other]).items[0]
+        assert (item.value, item.details["noise_floor_nats"]) == (None, 2.0)
 
 
-def test_new_vectors_are_appended_and_found(session, registry, family, home):
-    nearest(session, family["centre"], k=1)
-    (folder,) = folders(home)
-    before = json.loads((folder / "manifest.json").read_text())
-    registry.add("late", family["values"])
-    assert handles(nearest(session, family["centre"], k=1)) == ["org/late"]
-    after = json.loads((folder / "manifest.json").read_text())
-    assert after["generation"] == before["generation"]
-    assert len(after["members"]) == len(before["members"]) + 1
+def test_bits_per_byte_count_the_texts_valid_in_both(session, registry, family):
+    long_ones = [n for n in range(N) if n >= 100]
+    registry.add("short", family["values"] + np.arange(N), missing=long_ones)
+    item = nearest(session, family["centre"], k=500).items[-1]
+    assert item.b.handle == "org/short"
+    mean_bytes = np.mean([len(f"Answer {n}.") for n in range(100)])
+    assert item.details["mean_response_bytes"] == pytest.approx(mean_bytes)
+    assert item.details["kl_bits_per_byte"] == pytest.approx(item.value / mean_bytes / np.log(2))
 
 
-@pytest.mark.parametrize("damage", ["manifest", "truncated", "gone", "flipped"])
-def test_a_damaged_cache_is_made_anew(damage, session, family, home):
-    whole = nearest(session, family["centre"], k=5)
-    (folder,) = folders(home)
-    (data,) = folder.glob("data-*")
-    if damage == "manifest":
-        (folder / "manifest.json").write_text('{"format": 1, "mem')
-    elif damage == "truncated":
-        with (data / "raw.f32").open("r+b") as file:
-            file.truncate(100)
-    elif damage == "gone":
-        (data / "centered.f32").unlink()
-    else:
-        with (data / "raw.f32").open("r+b") as file:
-            file.seek(4 * N + 40)
-            file.write(b"\x00\x00\x00\x00")
-    matrix._opened.clear()
-    assert nearest(session, family["centre"], k=5).items == whole.items
+def test_different_templates_and_numerics_are_said(session, registry, family):
+    one = registry.add("one", family["values"], template_hash="aa", dtype="bfloat16")
+    two = registry.add("two", family["values"], template_hash="bb")
+    details = nearest(session, one, among=[two]).items[0].details
+    assert (details["templates_differ"], details["dtype_a"], details["dtype_b"]) == (True, "bfloat16", "float32")
+    three = registry.add("three", family["values"], template_hash="bb")
+    assert nearest(session, two, among=[three]).items[0].details["templates_differ"] is False
 
 
-def test_rows_of_a_killed_writer_are_overwritten(session, registry, family, home):
-    nearest(session, family["centre"], k=1)
-    (folder,) = folders(home)
-    (data,) = folder.glob("data-*")
-    for name in ("raw.f32", "statuses.u1", "centered.f32", "norms.f64", "sums.f64", "gaps.i4", "gap_counts.i4"):
-        with (data / name).open("ab") as file:
-            file.write(b"half a row")
-    matrix._opened.clear()
-    registry.add("late", family["values"])
-    assert handles(nearest(session, family["centre"], k=2)) == ["org/late", "org/m1"]
+def test_equal_inputs_have_one_hash_and_another_question_another(session, family):
+    def hashes(**asked):
+        return [item.inputs_hash for item in nearest(session, family["centre"], k=2, **asked).items]
+
+    plain = hashes()
+    assert plain == hashes(seed=5), "without a bootstrap the seed plays no part"
+    assert len(set(plain)) == 2
+    assert len({hashes(bootstrap=draws, seed=seed)[0] for draws in (20, 30) for seed in (0, 1)}) == 4
 
 
-def test_damage_in_the_database_is_not_hidden(session, registry, family):
-    session.execute(text("alter table vectors disable trigger all"))
-    session.execute(
-        text("update vectors set log_likelihoods = set_byte(log_likelihoods, 5, 1) where model_id = :id"),
-        {"id": family[1].id},
-    )
-    with pytest.raises(vectors.Corrupt, match="of org/m1@unknown, does not match its checksum"):
-        nearest(session, family["centre"])
+def test_its_own_vector_comes_before_one_imported_under_a_name(session, registry, family):
+    target = registry.add("real", family["values"])
+    session.execute(text("update models set kind = 'folder' where id = :id"), {"id": target.id})
+    name = registry.add("a-name", family["values"] + 1000 * np.arange(N), engine_version=9)
+    session.execute(text("update models set resolved_to_id = :to where id = :id"), {"to": target.id, "id": name.id})
+    first = nearest(session, family["centre"], k=1).items[0]
+    assert (first.b.handle, first.value, first.details["engine_b"]) == ("org/real", 0.0, 1)
 
 
-def test_processes_that_build_at_once_agree(fresh_database, modelkin_env, database_url):
-    with database.session() as session:
-        text_set = textsets.add(session, "texts", freeze([Pair(f"Q{n}", f"A{n}") for n in range(N)]))
-        registry = Registry(session, text_set)
-        generator = np.random.default_rng(0)
-        for n in range(30):
-            registry.add(f"m{n}", generator.normal(-590, 200, N))
-    ask = [sys.executable, "-c", "from api.cli import main; main()", "nearest", "org/m0", "--format", "json"]
-    env = modelkin_env | {"DATABASE_URL": database_url}
-    running = [subprocess.Popen(ask, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE) for _ in range(4)]
-    answers = [process.communicate(timeout=120) for process in running]
-    assert [process.returncode for process in running] == [0] * 4, answers
-    assert len({out for out, _ in answers}) == 1
-
-
-def at_random(share):
-    return lambda generator, n, values: np.flatnonzero(generator.random(N) < share)
-
-
-def the_long_ones(generator, n, values):
-    """As where some models have a short context: the same texts, which carry most of every distance."""
-    return np.argsort(values)[: (0, N // 20, N // 2)[n % 3]]
-
-
-@pytest.mark.parametrize("gaps_of", [at_random(0.0), at_random(0.03), at_random(0.4), the_long_ones])
-def test_search_equals_exact_differences(session, registry, gaps_of):
-    generator = np.random.default_rng(7)
-    lengths = generator.gamma(2.0, 0.5, N)
-    centres = -590 * lengths + lengths * generator.normal(0, 60, (6, N))
-    raw, valid = [], np.ones((500, N), bool)
-    for n in range(500):
-        values = (centres[n % 6] + lengths * generator.normal(0, 5 + n % 11, N)).astype(np.float32)
-        gaps = gaps_of(generator, n, values)
-        registry.add(f"m{n}", values, missing=gaps)
-        raw.append(values)
-        valid[n, gaps] = False
-    space = log_likelihood_space(registry.text_set.content_hash, "chat", "nats")
-    table = matrix.load(session, registry.text_set, transforms.get(session, "base"), space)
-    for at in (0, 1, 2, 123):
-        exact = np.full(500, np.inf)
-        for row in set(range(500)) - {at}:
-            common = valid[at] & valid[row]
-            exact[row] = method.kl_nats(method.differences(raw[at], raw[row], common)).value
-        rows, distances = search(table, at, 10)
-        assert rows.tolist() == np.argsort(exact, kind="stable")[:10].tolist()
-        assert distances / 2 == pytest.approx(exact[rows], rel=1e-9)
-        near = approximate_distances(table, at) / 2
-        assert near[exact < np.inf] == pytest.approx(exact[exact < np.inf], rel=1e-3)
-
-
-def test_files_that_another_process_removes_meanwhile_are_made_anew(session, family, home, monkeypatch):
-    whole = nearest(session, family["centre"], k=5)
-    (folder,) = folders(home)
-    read = matrix._manifest
-
-    def read_and_lose(place):
-        """The other process is quicker than the mapping, once."""
-        monkeypatch.setattr(matrix, "_manifest", read)
-        found = read(place)
-        (folder / "manifest.json").unlink()
-        for path in folder.glob("data-*/*"):
-            path.unlink()
-        return found
-
-    matrix._opened.clear()
-    monkeypatch.setattr(matrix, "_manifest", read_and_lose)
-    assert nearest(session, family["centre"], k=5).items == whole.items
+def test_of_two_units_on_one_set_nats_are_meant(session, registry, family):
+    # Stored first, and the alphabetically first unit.
+    registry.vector(family["centre"], np.arange(N), unit="bits_per_byte", dtype="unknown", engine_version=0)
+    assert nearest(session, family["centre"], k=1).items[0].statistic == "kl_nats"
