@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -83,7 +82,10 @@ def import_vectors(
         owners, new_names = _owners(session, file, rows, source)
         point = (texts.id, edits.id, profile)
         fresh = _fresh(session, point, file.heading.unit, owners, rows)
-        added = vectors.insert_many(session, _new(session, file, point, owners, rows, fresh, source))
+        # Asked for now: while vectors are copied in, the connection answers nothing else.
+        lengths = textsets.response_byte_counts(session, texts.id)
+        wanted = [pair for pair, new in zip(zip(rows, owners, strict=True), fresh, strict=True) if new]
+        added = vectors.insert_many(session, (_new(file, point, *pair, lengths, source) for pair in wanted))
     counts = Counter({Status.NOT_SCORED: 0, Status.NON_FINITE: 0})
     for row in rows:
         counts.update({status: int((row.statuses == status).sum()) for status in counts})
@@ -277,49 +279,42 @@ def _fresh(
 
 
 def _new(
-    session: Session,
     file: VectorFile,
     point: tuple[int, int, str],
-    owners: list[models.ModelInfo],
-    rows: list[FileRow],
-    fresh: list[bool],
+    row: FileRow,
+    owner: models.ModelInfo,
+    lengths: list[int] | None,
     source: str | None,
-) -> Iterator[NewVector]:
+) -> NewVector:
     text_set_id, transform_id, profile = point
-    bytes_each = textsets.response_byte_counts(session, text_set_id)
-    lengths = np.array(bytes_each, dtype=np.int64) if bytes_each else None
-    for row, owner, wanted in zip(rows, owners, fresh, strict=True):
-        if not wanted:
-            continue
-        valid = vectors.is_valid(row.statuses)
-        about = {key: row.details.get(key) for key in ("template_hash", "tokenizer_hash")}
-        floor = row.details.get("noise_floor_nats")
-        yield NewVector(
-            model_id=owner.id,
-            text_set_id=text_set_id,
-            transform_id=transform_id,
-            profile=profile,
-            dtype=row.dtype,
-            engine_version=IMPORT_ENGINE,
-            log_likelihoods=row.values,
-            statuses=row.statuses,
-            token_counts=row.token_counts,
-            path=f"import:{file.format}",
-            unit=file.heading.unit,
-            device_class=_text(row.details.get("device_class")) or "unknown",
-            attention=_text(row.details.get("attention")) or "unknown",
-            template_hash=_text(about["template_hash"]),
-            tokenizer_hash=_text(about["tokenizer_hash"]),
-            response_bytes=None if lengths is None else int(lengths[valid].sum()),
-            noise_floor_nats=floor if isinstance(floor, float) and 0 <= floor < float("inf") else None,
-            provenance={
-                **_source(file),
-                "source": source or _who(file),
-                "named_as": row.name,
-                "engine_version": row.engine_version,
-                "path": _text(row.details.get("path")),
-            },
-        )
+    floor = row.details.get("noise_floor_nats")
+    valid = vectors.is_valid(row.statuses)
+    return NewVector(
+        model_id=owner.id,
+        text_set_id=text_set_id,
+        transform_id=transform_id,
+        profile=profile,
+        dtype=row.dtype,
+        engine_version=IMPORT_ENGINE,
+        log_likelihoods=row.values,
+        statuses=row.statuses,
+        token_counts=row.token_counts,
+        path=f"import:{file.format}",
+        unit=file.heading.unit,
+        device_class=_text(row.details.get("device_class")) or "unknown",
+        attention=_text(row.details.get("attention")) or "unknown",
+        template_hash=_text(row.details.get("template_hash")),
+        tokenizer_hash=_text(row.details.get("tokenizer_hash")),
+        response_bytes=None if lengths is None else int(np.array(lengths, dtype=np.int64)[valid].sum()),
+        noise_floor_nats=floor if isinstance(floor, float) and 0 <= floor < float("inf") else None,
+        provenance={
+            **_source(file),
+            "source": source or _who(file),
+            "named_as": row.name,
+            "engine_version": row.engine_version,
+            "path": _text(row.details.get("path")),
+        },
+    )
 
 
 def _text(value: Any) -> str | None:

@@ -118,7 +118,7 @@ class Member:
 
 
 def insert_many(session: Session, vectors: Iterable[NewVector]) -> int:
-    """Writes vectors; returns how many.
+    """Writes vectors; returns how many.  An iterator of them must not use the session: the connection is busy.
 
     All or none: raises BadInput for shapes that disagree, unknown statuses or a non-finite value under a status that
     promises one; Conflict when a point (model, text set, transform, profile, dtype, engine) is taken.
