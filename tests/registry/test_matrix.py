@@ -213,6 +213,7 @@ def test_rows_outside_among_are_never_candidates(session, registry, family):
     rows, _ = search(table, table.row_of(family["centre"].id), 70, allowed)
     assert sorted(table.model_ids[rows].tolist()) == sorted(far)
     rows, _ = search(table, table.row_of(family["centre"].id), 5, allowed)
+    assert len(rows) == 5
     assert set(table.model_ids[rows].tolist()) <= set(far)
 
 
