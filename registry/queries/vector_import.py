@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from sqlalchemy import select
+from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from registry.errors import BadInput, Conflict
@@ -254,23 +254,31 @@ def _name_of(row: FileRow) -> str:
 def _fresh(
     session: Session, point: tuple[int, int, str], unit: str, owners: list[models.ModelInfo], rows: list[FileRow]
 ) -> list[bool]:
-    """Whether each row is still to be stored.  Raises Conflict when an import stored other values at its point."""
+    """Whether each row is still to be stored.  Raises Conflict when an import stored other values at its point.
+
+    What is stored under a name counts for the model that the name was resolved to: an export says only the model.
+    """
     text_set_id, transform_id, profile = point
-    stored: dict[tuple[int, str], dict[int, tuple[bytes, str]]] = {}
-    query = select(Vector.model_id, Vector.dtype, Vector.engine_version, Vector.checksum, Vector.unit).where(
-        Vector.text_set_id == text_set_id,
-        Vector.transform_id == transform_id,
-        Vector.profile == profile,
-        Vector.model_id.in_([owner.id for owner in owners]),
+    stored: dict[tuple[int, str], list[tuple[int, bytes, str]]] = {}
+    resolved = func.coalesce(Model.resolved_to_id, Model.id)
+    query = (
+        select(resolved, Vector.dtype, Vector.engine_version, Vector.checksum, Vector.unit)
+        .join(Model, Model.id == Vector.model_id)
+        .where(
+            Vector.text_set_id == text_set_id,
+            Vector.transform_id == transform_id,
+            Vector.profile == profile,
+            resolved.in_([owner.resolved_to_id or owner.id for owner in owners]),
+        )
     )
     for model_id, dtype, engine, checksum, its_unit in session.execute(query):
-        stored.setdefault((model_id, dtype), {})[engine] = (bytes(checksum), its_unit)
+        stored.setdefault((model_id, dtype), []).append((engine, bytes(checksum), its_unit))
     fresh = []
     for owner, row in zip(owners, rows, strict=True):
         mine = (vectors.checksum(row.values.tobytes(), row.statuses.tobytes()), unit)
-        there = stored.get((owner.id, row.dtype), {})
-        fresh.append(mine not in there.values())
-        if fresh[-1] and IMPORT_ENGINE in there:
+        there = stored.get((owner.resolved_to_id or owner.id, row.dtype), [])
+        fresh.append(mine not in [one[1:] for one in there])
+        if fresh[-1] and any(engine == IMPORT_ENGINE for engine, _, _ in there):
             raise Conflict(
                 f"other values of {owner.name} were imported before, in profile {profile} and dtype {row.dtype}",
                 hint="what is stored is never overwritten: say --source WHO to keep both apart",
