@@ -218,7 +218,7 @@ def checked(file: VectorFile) -> VectorFile:
     seen: dict[tuple[str, ...], int] = {}
     for place, row in enumerate(file.rows):
         _check_name(row.name, f"{file.names[0]}, model {place}")
-        about = (row.name, row.revision, row.identity, row.file)
+        about: tuple[str, ...] = (row.name, row.revision, row.identity, row.file)
         if not _DTYPE.fullmatch(row.dtype):
             raise BadInput(
                 f"{file.names[0]}: {row.dtype!r:.80} is no dtype", hint="float32, bfloat16, float16, unknown"
