@@ -51,6 +51,24 @@ SLOW = (
 )
 
 
+@pytest.fixture
+def started():
+    """Starts the slow run; whatever becomes of the test, it does not outlive it."""
+    running = []
+
+    def start(env):
+        run = subprocess.Popen(
+            [sys.executable, "-c", SLOW, *SCORE], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
+        running.append(run)
+        return run
+
+    yield start
+    for run in running:
+        run.kill()
+        run.communicate()
+
+
 def stored(url):
     """Everything of the vectors that must not depend on interruptions."""
     engine = create_engine(url, poolclass=NullPool)
@@ -96,7 +114,7 @@ def undisturbed(modelkin_env, database_url, population_member, text_set):
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
 def test_a_killed_run_resumes_to_the_same_bytes(
-    how, undisturbed, another_database, modelkin_env, population_member, text_set
+    how, started, undisturbed, another_database, modelkin_env, population_member, text_set
 ):
     env = modelkin_env | {"DATABASE_URL": another_database}
     prepare(env, population_member("llama-base"), text_set)
@@ -126,7 +144,7 @@ def test_a_killed_run_resumes_to_the_same_bytes(
 
 
 def test_a_killed_database_loses_nothing_that_was_finished(
-    undisturbed, modelkin_env, population_member, text_set, tmp_path
+    started, undisturbed, modelkin_env, population_member, text_set, tmp_path
 ):
     home = tmp_path / "own-server"
     env = {name: value for name, value in modelkin_env.items() if name != "DATABASE_URL"} | {"MODELKIN_HOME": str(home)}
