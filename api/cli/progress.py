@@ -19,13 +19,17 @@ def progress(label: str, unit: str = "texts") -> Iterator[Report]:
     started = time.monotonic()
     last = started
     first_done: int | None = None
+    reached = ""
     on_terminal = sys.stderr.isatty()
 
     def report(done: int, total: int, tokens: int = 0) -> None:
-        nonlocal last, first_done
+        nonlocal last, first_done, reached
+        reached = f"{done}/{total} {unit}"
         if first_done is None:
             # Work resumed from an earlier run must not inflate the rate.
             first_done = done
+            if done:
+                sys.stderr.write(f"{label}: goes on at {reached}\n")
         now = time.monotonic()
         if now - last < (0.2 if on_terminal else 15) and done < total:
             return
@@ -40,6 +44,11 @@ def progress(label: str, unit: str = "texts") -> Iterator[Report]:
 
     try:
         yield report
+    except KeyboardInterrupt:
+        sys.stderr.write(f"\n{label}: interrupted at {reached or 'the start'}; the same command goes on from there")
+        if not on_terminal:
+            sys.stderr.write("\n")
+        raise
     finally:
         if on_terminal:
             sys.stderr.write("\n")

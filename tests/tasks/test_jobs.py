@@ -134,10 +134,12 @@ def test_a_killed_run_resumes_to_the_same_bytes(
     run.send_signal(how)
     _, errors = run.communicate(timeout=60)
     assert run.returncode == (-signal.SIGKILL if how == signal.SIGKILL else 130), errors
+    assert how == signal.SIGKILL or b"interrupted at" in errors
     assert count(another_database, "shards") > 0, errors
     assert count(another_database, "vectors") == 0
     # At once: the dead holder's lease need not run out.
     again = modelkin(env, *SCORE)
+    assert "goes on at" in again.stderr
     assert stored(another_database) == undisturbed, again.stderr
     assert "already scored" in modelkin(env, *SCORE).stderr
     assert count(another_database, "jobs") == 1
