@@ -9,6 +9,8 @@ import typer
 from api.cli.output import Format, emit, emit_record, jsonable, next_command, talk
 
 if TYPE_CHECKING:
+    from sqlalchemy.orm import Session
+
     from registry.queries.models import ModelInfo
 
 app = typer.Typer(no_args_is_help=True, help="Register models, name them, look them up.")
@@ -142,7 +144,9 @@ def alias(
     model: Model,
     name: Annotated[str | None, typer.Argument(metavar="ALIAS", help="Without it: the model's aliases.")] = None,
     remove: Annotated[bool, typer.Option("--remove", help="Take the alias away.")] = False,
-    history: Annotated[bool, typer.Option("--history", help="Where the alias has pointed.")] = False,
+    history: Annotated[
+        bool, typer.Option("--history", help="Where the alias has pointed; `alias ALIAS --history` will do.")
+    ] = False,
     format: Output = Format.auto,
 ) -> None:
     """Give a model another name.  An alias can be moved to another model; every move is written down."""
@@ -150,11 +154,13 @@ def alias(
     from registry.queries import model_names, models
 
     with database.session() as session:
-        found = models.find(session, model)
-        if name is not None and history:
-            events = model_names.alias_history(session, name)
-            emit(events, ("at", "actor", "from", "to"), format, empty=f"nobody has used the alias {name}")
+        if history:
+            asked = [name] if name is not None else _aliases_meant(session, model)
+            events = [event for each in asked for event in _alias_events(session, each)]
+            columns = ("alias", "at", "actor", "from", "to")
+            emit(events, columns, format, empty=f"nobody has used the alias {', '.join(asked) or model}")
             return
+        found = models.find(session, model)
         if name is not None and remove:
             model_names.remove_alias(session, name, actor=_actor())
             talk(f"{name} is no alias any more")
@@ -164,6 +170,26 @@ def alias(
                 talk(f"{name} pointed to {models.get(session, before).name} before")
         rows = [{"alias": each, "model": found.name} for each in model_names.aliases(session, found.id)]
     emit(rows, ("alias", "model"), format, empty=f"{found.name} has no aliases")
+
+
+def _aliases_meant(session: Session, text: str) -> list[str]:
+    """`text` itself where it was ever an alias, also a removed one; else the aliases of the model that it means."""
+    from registry.queries import model_names, models
+
+    if model_names.alias_history(session, text):
+        return [text]
+    return model_names.aliases(session, models.find(session, text).id)
+
+
+def _alias_events(session: Session, alias: str) -> list[dict[str, Any]]:
+    """With the models by name: the ids of rows mean nothing to anybody."""
+    from registry.queries import model_names, models
+
+    def name(model_id: int | None) -> str | None:
+        return None if model_id is None else models.get(session, model_id).name
+
+    events = model_names.alias_history(session, alias)
+    return [{**event, "alias": alias, "from": name(event["from"]), "to": name(event["to"])} for event in events]
 
 
 @app.command()
@@ -195,6 +221,9 @@ def resolve(
     from registry import database
     from registry.queries import model_names
 
+    # The name first: a misspelt one must not leave a model behind.
+    with database.session() as session:
+        model_names.find_named(session, name)
     target = find_or_add(model)
     with database.session() as session:
         named = model_names.find_named(session, name)
@@ -261,6 +290,12 @@ def _register(
     with database.session() as session:
         model, created = models.register(session, candidate)
         model_names.add_tags(session, model.id, tags or [])
+        claimed = [
+            (one, each)
+            for one in (model, *([models.get(session, model.base_id)] if model.base_id is not None else []))
+            for each in model_names.claim_names(session, one, actor=_actor())
+        ]
+        open_names = model_names.unresolved_twins(session, model)
         twins = models.same_weights(session, model) if created else []
     talk(f"registered {model.name}" if created else f"{model.name} was registered already")
     if model.handle.lower() != candidate.handle.lower():
@@ -268,6 +303,12 @@ def _register(
     for other in twins:
         if other.handle.lower() != model.handle.lower():
             talk(f"note: {other.name} has the same weights")
+    for owner, each in claimed:
+        whose = "this model's" if owner.id == model.id else f"those of its base {owner.name}"
+        talk(f"the vectors imported as {model_names.written(each)} are now {whose}")
+    for each in open_names:
+        talk(f"note: an import has named {model_names.written(each)} too; if that is this model:")
+        next_command("modelkin", "model", "resolve", model_names.written(each), model.name)
     for warning in candidate.facts.get("warnings", []):
         talk(f"note: {warning}")
     return model

@@ -13,6 +13,9 @@ from registry.errors import NotFound
 from registry.evidence import ModelRef
 from registry.tables import Model
 
+STATED = "stated_identities"
+"""In the facts of a named row: the identities that the files stated for it."""
+
 
 @dataclass(frozen=True)
 class ModelInfo:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from sqlalchemy import delete, func, select, update
+from sqlalchemy import delete, func, or_, select, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
-from registry.errors import BadInput, Conflict, NotFound
+from registry.errors import Ambiguous, BadInput, Conflict, NotFound
 from registry.identity import handle_from_name, named_identity
-from registry.queries.model_info import ModelInfo, get, info_of
+from registry.queries.model_info import STATED, ModelInfo, get, info_of
 from registry.tables import AliasEvent, Model, ModelAlias, ModelTag
 
 
@@ -128,17 +128,74 @@ def resolve(session: Session, named: ModelInfo, target: ModelInfo, *, actor: str
 
 
 def find_named(session: Session, text: str) -> ModelInfo:
-    """The named row itself, also where a model of the same handle is registered.  Raises NotFound."""
-    identity = named_identity(*handle_from_name(text))
-    row = session.scalars(select(Model).where(Model.identity == identity)).one_or_none()
-    if row is None:
-        raise NotFound(f"no import has named {text!r}", hint="`modelkin model list --kind named` shows the names")
-    return info_of(row)
+    """The named row itself, also where a model of the same handle is registered.
+
+    The name as it was imported, or its handle alone or with the beginning of a revision where only one name begins
+    like that.  Upper and lower case are one.  Raises NotFound, or Ambiguous with the names.
+    """
+    handle, revision = handle_from_name(text)
+    begins = revision.lower() if "@" in text else ""
+    of_handle = select(Model).where(Model.kind == "named", func.lower(Model.handle) == handle.lower())
+    rows = list(session.scalars(of_handle.order_by(Model.revision)))
+    fitting = [row for row in rows if row.revision.lower().startswith(begins)]
+    exact = [row for row in rows if row.identity == named_identity(handle, revision)]
+    if not fitting:
+        others = f"; of {handle} there is {_listed(rows)}" if rows else ""
+        raise NotFound(
+            f"no import has named {text!r}{others}", hint="`modelkin model list --kind named` shows the names"
+        )
+    if len(fitting) > 1 and not exact:
+        raise Ambiguous(f"{text!r} could be {_listed(fitting)}", hint="write more of the revision")
+    return info_of((exact or fitting)[0])
+
+
+def claim_names(session: Session, model: ModelInfo, *, actor: str) -> list[ModelInfo]:
+    """Resolves to `model` the imported names that are proven to be it, and returns them.
+
+    Proof is the identity that the import's file stated, or, where none was stated, the same handle and whole revision.
+    A name under which files of several identities came in is left alone; so is one that was resolved before.
+    """
+    if model.kind == "named":
+        return []
+    stated = Model.facts[STATED].contains([model.identity])
+    query = select(Model.id).where(Model.kind == "named", Model.resolved_to_id.is_(None))
+    query = query.where(or_(stated, Model.identity == _named_as(model))).order_by(Model.id)
+    claimed = []
+    for named in [get(session, one) for one in session.scalars(query).all()]:
+        identities = named.facts.get(STATED, [])
+        # The revision of an adapter says nothing of its base, so that equal names may be two models.
+        if identities == [model.identity] or (not identities and model.kind != "adapter"):
+            claimed.append(resolve(session, named, model, actor=actor))
+    return claimed
+
+
+def unresolved_twins(session: Session, model: ModelInfo) -> list[ModelInfo]:
+    """The imported names with this model's handle of which nobody has said what they are."""
+    if model.kind == "named":
+        return []
+    handles = {model.handle.lower(), handle_from_name(f"{model.handle}/{model.file}")[0].lower()}
+    query = select(Model).where(Model.kind == "named", Model.resolved_to_id.is_(None))
+    return [info_of(row) for row in session.scalars(query.where(func.lower(Model.handle).in_(handles)))]
+
+
+def written(named: ModelInfo) -> str:
+    """A name as `find_named` reads it."""
+    return named.handle if named.revision == "unknown" else named.name
 
 
 def names_resolved_to(session: Session, model_id: int) -> list[ModelInfo]:
     """The named rows that turned out to be this model: their imported vectors are its vectors too."""
     return [info_of(row) for row in session.scalars(select(Model).where(Model.resolved_to_id == model_id))]
+
+
+def _named_as(model: ModelInfo) -> str:
+    """The identity of the name under which an import brings this model where it is not registered."""
+    handle = handle_from_name(f"{model.handle}/{model.file}")[0]
+    return named_identity(handle, model.revision)
+
+
+def _listed(rows: list[Model]) -> str:
+    return ", ".join(f"{row.handle}@{row.revision[:16]}" for row in rows)
 
 
 def _alias_name(alias: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from sqlalchemy import ColumnElement, any_, func, literal, or_, select, update
@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 
 from registry.errors import BadInput, Unsupported
 from registry.identity import Candidate, handle_from_name, named_identity
-from registry.queries.model_info import ModelInfo, get, info_of, model_ref
+from registry.queries.model_info import STATED, ModelInfo, get, info_of, model_ref
 from registry.queries.model_lookup import find, split_name
 from registry.tables import Model, ModelAlias, ModelTag, Vector
 
@@ -98,21 +98,25 @@ def register_named(session: Session, name: str, source: str) -> ModelInfo:
     return register_named_many(session, [name], source)[name]
 
 
-def register_named_many(session: Session, names: Iterable[str], source: str) -> dict[str, ModelInfo]:
+def register_named_many(
+    session: Session, names: Iterable[str], source: str, *, identities: Mapping[str, str] | None = None
+) -> dict[str, ModelInfo]:
     """Name → its row, old or new.  A name is never taken for a model of the same handle: `resolve` says that.
 
-    Raises BadInput when a name is empty.
+    `identities` (by name) are what the file states of its models; they are kept, so that a model that is registered
+    later is known again.  Raises BadInput when a name is empty.
     """
     names = list(names)
     places = {name: handle_from_name(name) for name in names}
-    identities = {name: named_identity(*place) for name, place in places.items()}
+    stated = identities or {}
+    own = {name: named_identity(*place) for name, place in places.items()}
     # In one order for everybody, so that two imports cannot wait for one another.
     rows = {
-        identities[name]: {
+        own[name]: {
             "kind": "named",
             "handle": handle,
             "revision": revision,
-            "identity": identities[name],
+            "identity": own[name],
             "source": source,
             "facts": {"named_as": name},
         }
@@ -121,10 +125,22 @@ def register_named_many(session: Session, names: Iterable[str], source: str) -> 
     if rows:
         ordered = [rows[identity] for identity in sorted(rows)]
         session.execute(insert(Model).on_conflict_do_nothing(), ordered)
+    told: dict[str, list[str]] = {}
+    for name in sorted(stated.keys() & own.keys()):
+        told.setdefault(own[name], []).append(stated[name])
     found: dict[str, ModelInfo] = {}
-    for row in session.scalars(select(Model).where(Model.identity.in_(list(rows)))):
+    for row in session.scalars(select(Model).where(Model.identity.in_(list(rows))).order_by(Model.identity)).all():
+        _keep_stated(session, row, [one for one in told.get(row.identity, []) if one != row.identity])
         found[row.identity] = info_of(row)
-    return {name: found[identities[name]] for name in names}
+    return {name: found[own[name]] for name in names}
+
+
+def _keep_stated(session: Session, row: Model, stated: list[str]) -> None:
+    if set(stated) <= set(row.facts.get(STATED, [])):
+        return
+    session.refresh(row, with_for_update=True)
+    row.facts = {**row.facts, STATED: sorted({*row.facts.get(STATED, []), *stated})}
+    session.flush()
 
 
 def same_weights(session: Session, model: ModelInfo) -> list[ModelInfo]:

@@ -230,7 +230,9 @@ def _owners(
     }
     names = [_name_of(row) for row in rows if row.identity not in known]
     before = session.scalar(select(Model.id).order_by(Model.id.desc()).limit(1)) or 0
-    named = models.register_named_many(session, names, f"import:{source or _who(file)}") if names else {}
+    stated = {_name_of(row): row.identity for row in rows if row.identity and row.identity not in known}
+    imported_by = f"import:{source or _who(file)}"
+    named = models.register_named_many(session, names, imported_by, identities=stated) if names else {}
     owners = [known[row.identity] if row.identity in known else named[_name_of(row)] for row in rows]
     taken: dict[tuple[int, str], int] = {}
     for place, (row, owner) in enumerate(zip(rows, owners, strict=True)):

@@ -129,9 +129,13 @@ def test_the_life_of_a_model(
 
     moved = modelkin("alias", "mine", "champion")
     assert f"champion pointed to Org/Tiny@{commit[:12]} before" in moved.stderr
-    history = json.loads(modelkin("alias", "mine", "champion", "--history", "--format", "json").stdout)
-    assert len(history["items"]) == 2
+    mine = json.loads(modelkin("show", "mine", "--format", "json").stdout)["model"]
+    first = f"Org/Tiny@{commit[:12]}"
+    for words in (("mine", "champion"), ("champion",)):
+        history = json.loads(modelkin("alias", *words, "--history", "--format", "json").stdout)
+        assert [(each["from"], each["to"]) for each in history["items"]] == [(None, first), (first, mine)]
     modelkin("alias", "mine", "champion", "--remove")
+    assert modelkin("alias", "champion", "--history").stdout.count(mine) == 2
     modelkin("show", "champion", code=3)
 
     assert "fast" in modelkin("tag", "mine", "fast", "local-only").stdout
@@ -169,7 +173,30 @@ def test_resolve(modelkin: Run, fake_hub: FakeHub, tiny_llama: Path, fresh_datab
     assert json.loads(done.stdout)["name"] == "local/Tiny-Model"
     assert "was resolved to Org/Tiny@" in modelkin("show", "local/tiny-model").stderr
     assert json.loads(modelkin("show", "Org/Tiny", "--format", "json").stdout)["imported_as"] == ["local/Tiny-Model"]
-    assert "no import has named" in modelkin("resolve", "Other", "Org/Tiny", code=3).stderr
+    fake_hub.add("Org/New", files_of(tiny_llama))
+    assert "no import has named" in modelkin("resolve", "Other", "Org/New", code=3).stderr
+    modelkin("show", "Org/New", code=3)  # a misspelt name registers nothing
+
+
+def test_a_folder_registered_after_its_vectors_were_imported(
+    modelkin: Run, tiny_llama: Path, fresh_database: Engine
+) -> None:
+    from registry import database
+    from registry.queries import models
+    from tasks import registration
+
+    found = registration.candidate("./tiny-llama")
+    with database.session() as session:
+        name = f"lab/tuned@{found.revision}"
+        models.register_named_many(session, [name], "import:lab", identities={name: found.identity})
+        models.register_named(session, "local/tiny-llama", "import:else")
+    added = modelkin("add", "./tiny-llama")
+    assert f"the vectors imported as lab/tuned@{found.revision[:12]} are now this model's" in added.stderr
+    model = f"local/tiny-llama@{found.revision[:12]}"
+    assert f"next: modelkin model resolve local/tiny-llama {model}" in added.stderr
+    assert json.loads(modelkin("show", "tiny-llama", "--format", "json").stdout)["imported_as"] == ["lab/tuned"]
+    modelkin("resolve", "local/tiny-llama", model)
+    assert "model resolve" not in modelkin("add", "./tiny-llama").stderr
 
 
 def test_find_or_add_registers_what_is_new_and_names_what_is_near(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from typing import Any
 
@@ -147,6 +148,45 @@ def test_a_name_is_never_taken_for_the_model_of_that_handle(session: Session) ->
     assert named.id != real.id
     assert models.find(session, "org/m").id == real.id
     assert model_names.find_named(session, "Org/M").id == named.id
+
+
+def test_a_name_is_found_by_what_is_unique_of_it(session: Session) -> None:
+    one = models.register_named(session, "local/Llama-int4@" + "4" * 64, "import")
+    assert model_names.find_named(session, "LOCAL/llama-int4").id == one.id
+    assert model_names.find_named(session, "llama-int4@" + "4" * 12).id == one.id
+    with pytest.raises(NotFound, match="of local/llama-int4 there is local/Llama-int4@4444"):
+        model_names.find_named(session, "local/llama-int4@5")
+    two = models.register_named(session, "local/llama-int4@" + "5" * 64, "import")
+    assert model_names.find_named(session, "local/llama-int4@5").id == two.id
+    with pytest.raises(Ambiguous, match=r"Llama-int4@4444.*, local/llama-int4@5555"):
+        model_names.find_named(session, "local/llama-int4")
+    step = models.register_named(session, "org/m@step1", "import")
+    models.register_named(session, "org/m@step10", "import")
+    assert model_names.find_named(session, "org/m@step1").id == step.id, "the whole name comes first"
+
+
+def test_a_model_takes_the_names_that_are_proven_to_be_it(session: Session) -> None:
+    real, adapter = local("tuned", "d"), hub("org/adapter", "c" * 40)
+    other = hub("org/adapter", "c" * 40)
+    adapter = dataclasses.replace(adapter, kind="adapter", identity=adapter_identity("x", "y"), base=hub("org/base"))
+    names = ["local/old-name@" + "1" * 64, "org/adapter@" + "c" * 40, "local/tuned", "org/two@" + "2" * 64]
+    named = models.register_named_many(
+        session, names, "import", identities={names[0]: real.identity, names[3]: real.identity}
+    )
+    models.register_named_many(session, names[3:], "another", identities={names[3]: "another identity"})
+    same_place = models.register_named(session, f"local/tuned@{real.revision}", "somebody")
+
+    model, _ = models.register(session, real)
+    claimed = model_names.claim_names(session, model, actor="ann")
+    assert [each.id for each in claimed] == [named[names[0]].id, same_place.id]
+    assert {each.resolved_to_id for each in claimed} == {model.id}
+    assert [each.facts["resolutions"][0]["actor"] for each in claimed] == ["ann", "ann"]
+    assert model_names.claim_names(session, model, actor="ann") == []
+    assert [each.id for each in model_names.unresolved_twins(session, model)] == [named["local/tuned"].id]
+    # Its revision is the adapter's alone: the name may be of another base.
+    assert model_names.claim_names(session, models.register(session, adapter)[0], actor="ann") == []
+    of_hub, _ = models.register(session, other)
+    assert [each.id for each in model_names.claim_names(session, of_hub, actor="ann")] == [named[names[1]].id]
 
 
 def test_same_weights(session: Session) -> None:
