@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from pathlib import Path
 from typing import Annotated, Any
@@ -41,7 +42,8 @@ def add(
 ) -> None:
     """Freeze a file of prompts and responses into a text set.
 
-    Every row left out or altered is reported by number; the whole report is kept with the set.
+    Every row left out or altered is reported by number; the whole report is kept with the set.  Content that is known
+    already only gets the name as one more: the answer reports this file, the set keeps the report that it has.
     """
     from registry import database
     from registry.exchange.text_rows import open_rows
@@ -60,12 +62,16 @@ def add(
     frozen = freeze(rows, keep_whitespace=keep_whitespace, n=n, seed=seed)
     for sentence in frozen.report.sentences():
         talk(sentence)
-    drawn = {"n": n, "seed": seed} if n is not None else {}
+    source_of_file = {**rows.provenance(), **({"n": n, "seed": seed} if n is not None else {})}
     with database.session() as session:
-        info = textsets.add(session, chosen, frozen, source={**rows.provenance(), **drawn})
+        known = textsets.is_known(session, frozen.content_hash)
+        info = textsets.add(session, chosen, frozen, source=source_of_file)
+    if known:
+        talk(f"this content was known already; `modelkin textset show {info.name}` has the report kept with it")
+        info = dataclasses.replace(info, source={**source_of_file, "report": frozen.report.to_dict()})
     if len(info.names) > 1:
         talk(f"this content is one set with the names {', '.join(info.names)}")
-    _added(info, format)
+    _added(info, format, known=known)
 
 
 @app.command("list")
@@ -139,8 +145,8 @@ def derive(
     next_command("modelkin", "score", "MODEL", "--text-set", infos[0].name)
 
 
-def _added(info: Any, format: Format) -> None:
-    emit_record({**_row(info), **_source(info, format)}, format)
+def _added(info: Any, format: Format, *, known: bool = False) -> None:
+    emit_record({**_row(info), "known_already": known, **_source(info, format)}, format)
     next_command("modelkin", "score", "MODEL", "--text-set", info.name)
 
 

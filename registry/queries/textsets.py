@@ -114,6 +114,11 @@ def add_opaque(session: Session, name: str, ids: Sequence[str], *, source: dict[
     return _add(session, name, values, rows)
 
 
+def is_known(session: Session, content_hash: str) -> bool:
+    """Whether a set of this content is stored."""
+    return session.scalar(select(TextSet.id).where(TextSet.content_hash == content_hash)) is not None
+
+
 def get(session: Session, name_or_hash: str) -> TextSetInfo:
     """By name, by whole content hash or by its first eight or more digits; `starter` is stored on first use.
 

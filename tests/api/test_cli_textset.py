@@ -87,6 +87,19 @@ def test_add_list_show_derive(modelkin, file):
     assert json.loads(modelkin("textset", "show", "mine/shuffle-1", "--format", "json").stdout)["parent"] == "mine"
 
 
+def test_a_file_of_known_content_is_answered_with_its_own_report(modelkin, file, tmp_path):
+    assert json.loads(modelkin("textset", "add", file, "--format", "json").stdout)["known_already"] is False
+    longer = tmp_path / "longer.jsonl"
+    longer.write_text(file.read_text() + json.dumps({"prompt": "p", "response": ""}) + "\n")
+    again = modelkin("textset", "add", longer, "--name", "longer", "--format", "json")
+    record = json.loads(again.stdout)
+    assert record["known_already"] is True
+    assert record["source"]["report"]["rows"] == 22
+    assert "known already; `modelkin textset show" in again.stderr
+    shown = json.loads(modelkin("textset", "show", "longer", "--format", "json").stdout)
+    assert shown["source"]["report"]["rows"] == 21, "what is stored stays"
+
+
 def test_the_name_defaults_to_the_files(modelkin, file):
     assert json.loads(modelkin("textset", "add", file, "--format", "json").stdout)["name"] == "my-rows"
 
