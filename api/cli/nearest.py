@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from api.cli.output import Format, emit, next_command, talk
+
+if TYPE_CHECKING:
+    from registry.queries.nearest import Answer
 
 
 def nearest(
@@ -70,10 +73,19 @@ def nearest(
         given = [word for name, value in asked.items() if value is not None for word in (name, str(value))]
         next_command("modelkin", "nearest", model, *(["--unconditional"] if unconditional else []), *given)
     elif not rows:
-        next_command("modelkin", "score", "org/another-model", "--text-set", answer.text_set)
+        next_command(*_another(answer))
 
 
 _KL = ["kl_nats", "low", "high", "kl_bits_per_byte", "order"]
+
+
+def _another(answer: Answer) -> list[str]:
+    """The command that brings another model into the space of an answer without neighbours."""
+    if answer.profile not in ("chat", "plain"):
+        return ["modelkin", "vectors", "import", "FILE"]
+    words = ["modelkin", "score", "org/another-model", "--text-set", answer.text_set]
+    words += ["--transforms", answer.transform] if answer.transform != "base" else []
+    return words + (["--profile", answer.profile] if answer.profile != "chat" else [])
 
 
 def _is_kl(items: list[Any]) -> bool:

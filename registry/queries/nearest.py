@@ -19,6 +19,7 @@ from registry.matrix_search import search
 from registry.methods import log_likelihood as method
 from registry.queries import textsets, transforms, vectors
 from registry.queries.divergence import Point, evidence_of
+from registry.queries.model_names import unresolved_twins, written
 from registry.queries.models import ModelInfo, model_ref
 from registry.queries.vectors import Held
 from registry.spaces import Space, log_likelihood_space
@@ -94,14 +95,14 @@ def nearest(
     info = textsets.by_id(session, held.text_set_id)
     space = log_likelihood_space(info.content_hash, held.profile, held.unit)
     table = matrix.load(session, info, chosen, space)
-    allowed = _allowed(session, table, model, among, chosen)
+    allowed = _allowed(session, table, model, info, among, chosen)
     try:
         found, following = _ranked(session, table, model, info, chosen, space, allowed, k, mark, bootstrap, seed)
     except vectors.Corrupt:
         # The cache is damaged, not the database: made anew it agrees, or the second attempt says what is wrong.
         matrix.discard(info, chosen, space)
         table = matrix.load(session, info, chosen, space)
-        allowed = _allowed(session, table, model, among, chosen)
+        allowed = _allowed(session, table, model, info, among, chosen)
         found, following = _ranked(session, table, model, info, chosen, space, allowed, k, mark, bootstrap, seed)
     return Answer(
         items=found,
@@ -121,16 +122,15 @@ def _choose(
     chosen = transforms.get(session, transform)
     points = vectors.held_by(session, model.id)
     if not points:
-        raise NotFound(
-            f"{model.handle} has no vectors yet",
-            hint=f"modelkin score {model.handle}" + _option("--text-set", text_set),
-        )
+        raise _without_vectors(session, model, text_set)
     if text_set is not None:
         wanted = textsets.get(session, text_set)
         here = [point for point in points if point.text_set_id == wanted.id]
         if not here:
             asked = log_likelihood_space(wanted.content_hash, profile or USUAL_PROFILE, "nats")
-            raise _mismatch(session, model, asked, points, f"modelkin score {model.handle} --text-set {text_set}")
+            # An opaque set has no text to score.
+            command = None if wanted.opaque else _scoring(model, text_set=text_set, profile=profile)
+            raise _mismatch(session, model, asked, points, command)
         points = here
     sets = sorted({point.text_set_id for point in points})
     if len(sets) > 1:
@@ -148,20 +148,24 @@ def _choose(
     if profile not in profiles:
         info = textsets.by_id(session, sets[0])
         asked = log_likelihood_space(info.content_hash, profile, points[0].unit)
-        command = f"modelkin score {model.handle} --text-set {info.name} --profile {profile}"
+        command = None if info.opaque else _scoring(model, text_set=info.name, profile=profile)
         raise _mismatch(session, model, asked, points, command)
     fitting = [one for one in points if one.profile == profile and one.transform_id == chosen.id]
     if not fitting:
         names = [one.name for one in transforms.get_many(session, sorted({p.transform_id for p in points}))]
+        info = textsets.by_id(session, sets[0])
+        command = None if info.opaque else _scoring(model, text_set=info.name, profile=profile, transform=transform)
         raise NotFound(
             f"{model.handle} was not scored under the transform {transform!r}, only under {', '.join(names)}",
-            hint=f"modelkin score {model.handle} --transforms {transform}, or choose one with --transform",
+            hint=(f"{command}, or " if command else "") + "choose one with --transform",
         )
     # Vectors of both units on one set are two spaces; nats are the ones that carry a KL.
     return chosen, next((one for one in fitting if one.unit == "nats"), fitting[0])
 
 
-def _mismatch(session: Session, model: ModelInfo, asked: Space, points: Sequence[Held], command: str) -> SpaceMismatch:
+def _mismatch(
+    session: Session, model: ModelInfo, asked: Space, points: Sequence[Held], command: str | None
+) -> SpaceMismatch:
     """Names the space that was asked for and the spaces in which the model is."""
     spaces = []
     for point in points:
@@ -171,18 +175,42 @@ def _mismatch(session: Session, model: ModelInfo, asked: Space, points: Sequence
     have = "; ".join(dict.fromkeys(spaces))
     return SpaceMismatch(
         f"{model.handle} is not in the space {asked.key}; it has vectors in {have}",
-        hint=f"{command}, or ask within a space that it is in",
+        hint=(f"{command}, or " if command else "") + "ask within a space that it is in",
     )
 
 
-def _option(name: str, value: str | None) -> str:
-    return f" {name} {value}" if value is not None else ""
+def _without_vectors(session: Session, model: ModelInfo, text_set: str | None, profile: str | None = None) -> NotFound:
+    command = _scoring(model, text_set=text_set, profile=profile)
+    twins = [f"modelkin model resolve {written(one)} {model.name}" for one in unresolved_twins(session, model)]
+    if twins:
+        command = f"if that import is of this model: {' or '.join(twins)}" + (f"; else {command}" if command else "")
+    return NotFound(f"{model.handle} has no vectors yet", hint=command or f"see modelkin model show {model.handle}")
+
+
+def _scoring(
+    model: ModelInfo, *, text_set: str | None = None, profile: str | None = None, transform: str = "base"
+) -> str | None:
+    """The command that gives the model a vector there, or says what it is where it is only a name.
+
+    None where no scoring leads there: an import's profile, or chat for a model without a template.
+    """
+    if model.kind == "named":
+        return f"modelkin model resolve {written(model)} org/repo@commit"
+    if profile is None:
+        profile = USUAL_PROFILE if model.template_hash else "plain"
+    if profile not in ("chat", "plain") or (profile == "chat" and not model.template_hash):
+        return None
+    command = f"modelkin score {model.handle + (f':{model.file}' if model.file else '')}"
+    command += f" --text-set {text_set}" if text_set is not None else ""
+    command += f" --transforms {transform}" if transform != "base" else ""
+    return command + (f" --profile {profile}" if profile != USUAL_PROFILE else "")
 
 
 def _allowed(
     session: Session,
     table: Matrix,
     model: ModelInfo,
+    info: textsets.TextSetInfo,
     among: Sequence[ModelInfo] | None,
     transform: transforms.TransformInfo,
 ) -> Array | None:
@@ -194,11 +222,10 @@ def _allowed(
         if table.row_of(one.id) is None:
             points = vectors.held_by(session, one.id)
             if not points:
-                raise NotFound(f"{one.handle} has no vectors yet", hint=f"modelkin score {one.handle}")
-            if any(point.profile == table.space.profile for point in points):
-                command = f"modelkin score {one.handle} --transforms {transform.name}"
-            else:
-                command = f"modelkin score {one.handle} --profile {table.space.profile}"
+                raise _without_vectors(session, one, info.name, table.space.profile)
+            command = None
+            if not info.opaque:
+                command = _scoring(one, text_set=info.name, profile=table.space.profile, transform=transform.name)
             raise _mismatch(session, one, table.space, points, command)
     return np.isin(table.model_ids, [one.id for one in wanted])
 
@@ -219,7 +246,7 @@ def _ranked(
     """Evidence for the k models behind `mark`, and the mark of the last if there are more."""
     row = table.row_of(model.id)
     if row is None:
-        raise NotFound(f"{model.handle} has no vector here", hint=f"modelkin score {model.handle}")
+        raise NotFound(f"{model.handle} has no vector here", hint=_scoring(model, text_set=info.name))
     nats_per_text = space.unit == "nats" and not info.opaque
     # One more than asked for: the last shown neighbour too is tested against the next.
     rows, distances, skipped = _behind(table, row, mark, k + 1, allowed, relative=not nats_per_text)

@@ -147,6 +147,22 @@ def test_other_peoples_names_for_things(modelkin, tmp_path):
     assert json.loads(done.stdout)["items"][0]["unit"] == "bits_per_byte"
 
 
+@pytest.mark.parametrize(
+    ("profile", "transform", "words"),
+    [
+        ("chat", "base", "score org/another-model --text-set mine"),
+        ("plain", "cot", "score org/another-model --text-set mine --transforms cot --profile plain"),
+        ("imported:lab", "base", "vectors import FILE"),
+    ],
+)
+def test_without_neighbours_the_next_command_leads_into_the_same_space(profile, transform, words):
+    from api.cli.nearest import _another
+    from registry.queries.nearest import Answer
+
+    answer = Answer([], None, "mine", transform, profile, "a space", 0)
+    assert " ".join(_another(answer)) == f"modelkin {words}"
+
+
 def test_absent_things(modelkin):
     assert "does not exist" in modelkin("vectors", "import", "none.npz", code=3).stderr
     assert "no text set is named" in modelkin("vectors", "export", "--text-set", "x", "--out", "v.npz", code=3).stderr

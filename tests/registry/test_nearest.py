@@ -9,6 +9,7 @@ import pytest
 from sqlalchemy import text
 
 from registry.errors import Ambiguous, BadInput, NotFound, SpaceMismatch
+from registry.identity import Candidate, hub_identity
 from registry.queries import divergence, evidence, models, textsets
 from registry.queries.nearest import nearest
 from registry.spaces import log_likelihood_space
@@ -161,12 +162,53 @@ def test_what_was_not_scored_is_named_with_the_command(session, registry, family
     bare = models.register_named(session, "org/bare", "test")
     with pytest.raises(NotFound) as caught:
         nearest(session, bare)
-    assert "modelkin score" in caught.value.hint
+    assert caught.value.hint == "modelkin model resolve org/bare org/repo@commit", "a name has nothing to score"
     with pytest.raises(NotFound, match="only under base"):
         nearest(session, family["centre"], transform="cot")
     for wrong in ({"k": 0}, {"after": "3"}, {"after": "1_nan_2"}, {"bootstrap": -1}):
         with pytest.raises(BadInput):
             nearest(session, family["centre"], **wrong)
+
+
+def real(session, name, template="t" * 64):
+    identity = hub_identity(f"org/{name}", "a" * 40)
+    columns = {"template_hash": template}
+    return models.register(session, Candidate("hub", f"org/{name}", "a" * 40, identity, name, columns=columns))[0]
+
+
+def hint_of(session, *words, **options):
+    with pytest.raises((NotFound, SpaceMismatch)) as caught:
+        nearest(session, *words, **options)
+    return caught.value.hint
+
+
+def test_a_hint_is_a_command_that_works(session, registry, family):
+    """Without a template only plain can be scored, and nothing is scored on a set that the hint leaves out."""
+    chat, plain = real(session, "chat"), real(session, "no-template", None)
+    assert hint_of(session, chat) == "modelkin score org/chat"
+    assert hint_of(session, plain) == "modelkin score org/no-template --profile plain"
+    among = hint_of(session, family["centre"], among=[chat])
+    assert among == "modelkin score org/chat --text-set texts"
+    assert "modelkin score" not in hint_of(session, family["centre"], among=[plain])
+    registry.vector(plain, family["values"], profile="plain")
+    registry.vector(chat, family["values"], transform="cot")
+    textsets.add(session, "more", freeze([Pair("p", "r")]))
+    command = "modelkin score org/no-template --text-set"
+    assert hint_of(session, plain, text_set="more").startswith(f"{command} more --profile plain, or")
+    missing = hint_of(session, plain, transform="cot")
+    assert missing.startswith(f"{command} texts --transforms cot --profile plain, or")
+    assert hint_of(session, plain, profile="chat") == "ask within a space that it is in"
+    assert hint_of(session, chat, profile="imported:lab") == "ask within a space that it is in"
+    among = hint_of(session, family["centre"], among=[chat])
+    assert among.startswith("modelkin score org/chat --text-set texts, or")
+    textsets.add_opaque(session, "ids", ["a", "b"])
+    assert hint_of(session, chat, text_set="ids") == "ask within a space that it is in"
+
+
+def test_an_import_of_the_same_name_is_pointed_to(session, registry, family):
+    registry.add("twin", family["values"])
+    twin = real(session, "twin")
+    assert f"modelkin model resolve org/twin {twin.name}; else modelkin score org/twin" in hint_of(session, twin)
 
 
 def test_an_opaque_set_or_bits_per_byte_give_no_kl(session, home, registry_on):

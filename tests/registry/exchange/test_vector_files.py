@@ -15,7 +15,7 @@ from registry.errors import Ambiguous, BadInput, Conflict, NotFound, Unparseable
 from registry.exchange.vector_file import Keys
 from registry.exchange.vector_formats import open_vectors
 from registry.identity import Candidate, hub_identity
-from registry.queries import models, textsets, transforms, vectors
+from registry.queries import model_names, models, textsets, transforms, vectors
 from registry.queries.vector_export import export_vectors
 from registry.queries.vector_import import import_vectors
 from registry.queries.vectors import NewVector
@@ -87,6 +87,23 @@ def other(another_database):
 @pytest.fixture(params=["npz", "parquet"])
 def out(request, tmp_path):
     return tmp_path / f"v.{request.param}"
+
+
+def test_a_model_that_is_registered_after_its_vectors_has_them(session, other, out):
+    fill(session)
+    export_vectors(session, out, text_set="five")
+    textsets.add(other, "five", freeze(PAIRS))
+    (file,) = open_vectors([out])
+    assert import_vectors(other, file).attached == 0
+    named = models.find(other, "org/b")
+    # Under another handle, as a folder may be: what proves it is the identity that the file stated.
+    found = Candidate("hub", "mine/b", "a" * 40, hub_identity("org/b", "a" * 40), "org/b")
+    model, _ = models.register(other, found)
+    assert vectors.held_by(other, model.id) == []
+    assert [one.id for one in model_names.claim_names(other, model, actor="ann")] == [named.id]
+    assert len(vectors.held_by(other, model.id)) == 1
+    again = import_vectors(other, file)
+    assert (again.added, again.already_there, again.attached) == (0, 3, 1)
 
 
 def test_into_another_database_byte_by_byte(session, other, out):
