@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from api.cli.output import Format, emit, next_command, talk
+
+if TYPE_CHECKING:
+    from registry.errors import ModelkinError
 
 
 def score(
@@ -65,7 +68,7 @@ def score_models(
     """Scores each model in turn; one that cannot be scored is reported and the others go on."""
     from api.cli.model import find_or_add
     from api.cli.progress import progress
-    from registry.errors import ModelkinError, Unavailable
+    from registry.errors import ModelkinError
     from tasks import jobs
     from tasks.devices import chosen_dtype
 
@@ -99,9 +102,9 @@ def score_models(
                 }
             )
         except ModelkinError as error:
-            if len(models) == 1 or (isinstance(error, Unavailable) and error.slug == "database-unavailable"):
+            if len(models) == 1 or _stops_all(error):
                 raise
-            talk(f"{name}: {error.message}" + (f"\n  hint: {error.hint}" if error.hint else ""))
+            _report(name, error)
             rows.append({"model": name, "error": error.message})
             worst = error
     shown = ["model", "revision", "scored", "already", "texts", "seconds", "tokens"]
@@ -122,11 +125,32 @@ def _unless(usual: str, option: str, value: str) -> list[str]:
 
 
 def _plan(models: list[str], text_set: str, transforms: list[str], device: str, dtype: str, format: Format) -> None:
+    """Of each model in turn; one of which nothing can be known is reported and the others go on."""
+    from registry.errors import ModelkinError
     from tasks import planning
     from tasks.devices import chosen_dtype
 
-    rows = [
-        planning.plan(name, text_set, transforms, device=device, dtype=chosen_dtype(dtype, device)).as_row()
-        for name in models
-    ]
-    emit(rows, list(rows[0]), format)
+    dtype = chosen_dtype(dtype, device)
+    rows: list[dict[str, Any]] = []
+    worst = None
+    for name in models:
+        try:
+            rows.append(planning.plan(name, text_set, transforms, device=device, dtype=dtype).as_row())
+        except ModelkinError as error:
+            if len(models) == 1 or _stops_all(error):
+                raise
+            _report(name, error)
+            rows.append({"model": name, "error": error.message})
+            worst = error
+    shown = next((list(row) for row in rows if "error" not in row), ["model"])
+    emit(rows, shown + (["error"] if worst else []), format)
+    if worst is not None:
+        raise typer.Exit(worst.exit_code)
+
+
+def _stops_all(error: ModelkinError) -> bool:
+    return error.slug == "database-unavailable"
+
+
+def _report(name: str, error: ModelkinError) -> None:
+    talk(f"{name}: {error.message}" + (f"\n  hint: {error.hint}" if error.hint else ""))

@@ -18,6 +18,7 @@ import pytest
 from sqlalchemy import Engine, create_engine, text
 from sqlalchemy.pool import NullPool
 
+from api.cli.output import Format
 from tests.fake_hub import FakeHub, files_of
 from tests.tiny_models import save_llama
 
@@ -197,6 +198,33 @@ def test_a_folder_registered_after_its_vectors_were_imported(
     assert json.loads(modelkin("show", "tiny-llama", "--format", "json").stdout)["imported_as"] == ["lab/tuned"]
     modelkin("resolve", "local/tiny-llama", model)
     assert "model resolve" not in modelkin("add", "./tiny-llama").stderr
+
+
+def test_a_plan_goes_on_without_the_model_that_cannot_be_reached(
+    fresh_database: Engine, fake_hub: FakeHub, tiny_llama: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import typer
+
+    from api.cli.score import score
+
+    fake_hub.add("Org/Tiny", files_of(tiny_llama))
+    with pytest.raises(typer.Exit) as ended:
+        score(
+            ["org/nothing-here", "Org/Tiny"],
+            text_set="starter",
+            transforms="base",
+            unconditional=False,
+            device="cpu",
+            dtype="float32",
+            plan=True,
+            format=Format.json,
+        )
+    assert ended.value.exit_code == 6
+    told = capsys.readouterr()
+    missing, planned = json.loads(told.out)["items"]
+    assert missing["model"] == "org/nothing-here"
+    assert missing["error"] in told.err
+    assert (planned["model"], planned["device"]) == ("Org/Tiny", "cpu")
 
 
 def test_find_or_add_registers_what_is_new_and_names_what_is_near(
