@@ -36,14 +36,32 @@ def init(format: FormatOption = Format.auto) -> None:
     next_command("modelkin", "model", "add", "HuggingFaceTB/SmolLM2-135M-Instruct", "--score")
 
 
-def down(format: FormatOption = Format.auto) -> None:
-    """Stop the embedded database and broker; their data stays and the next command starts them again."""
-    from registry.localdb import stop
+def down(
+    delete: Annotated[bool, typer.Option("--delete", help="Delete the embedded database for good.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask before deleting.")] = False,
+    format: FormatOption = Format.auto,
+) -> None:
+    """Stop the embedded servers.
+
+    Their data stays, and the next command starts them again; with --delete the registry itself goes.
+    """
+    from registry.localdb import remove, stop
     from registry.settings import settings
 
     home = settings().home
+    if delete and not yes:
+        typer.confirm(f"Delete the registry of {home}, all models, texts and vectors?", abort=True, err=True)
     stopped = stop(home)
-    emit([{"stopped": name} for name in stopped], ["stopped"], format, empty=f"nothing of {home} was running")
+    if format in (Format.auto, Format.table):
+        for name in stopped:
+            talk(f"stopped {name}")
+        if not stopped:
+            talk(f"nothing of {home} was running")
+    else:
+        emit([{"stopped": name} for name in stopped], ["stopped"], format, empty=f"nothing of {home} was running")
+    if delete:
+        remove(home)
+        talk(f"deleted the registry of {home}; its caches may be deleted by hand")
     if settings().database_url:
         talk("DATABASE_URL is set: that server is not modelkin's to stop")
 

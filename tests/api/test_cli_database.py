@@ -98,10 +98,18 @@ def test_init_doctor_down(modelkin: Modelkin, home: Path) -> None:
 
     stopped = modelkin("down")
     assert stopped.returncode == 0
-    assert "PostgreSQL" in stopped.stdout
+    assert "stopped PostgreSQL" in stopped.stderr
     again = modelkin("down", "--format", "json")
     assert json.loads(again.stdout)["items"] == []
     assert json.loads(modelkin("init", "--format", "json").stdout)["migrated_from"] == head_revision()
+
+    # Without a terminal to ask on, nothing is deleted.
+    assert modelkin("down", "--delete").returncode != 0
+    state = localdb.places.locate(home).state
+    assert state.exists()
+    assert modelkin("down", "--delete", "--yes").returncode == 0
+    assert not state.exists()
+    assert json.loads(modelkin("init", "--format", "json").stdout)["migrated_from"] is None
 
 
 def test_a_doctor_makes_nothing(modelkin: Modelkin, home: Path) -> None:
