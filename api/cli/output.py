@@ -46,7 +46,7 @@ def emit(
     elif format is Format.csv:
         writer = csv.writer(sys.stdout, lineterminator="\n")
         writer.writerow(columns)
-        writer.writerows([_plain(row.get(column)) for column in columns] for row in rows)
+        writer.writerows([_exact(row.get(column)) for column in columns] for row in rows)
     elif format is Format.quiet:
         for row in rows:
             sys.stdout.write(f"{_plain(row.get(columns[0]))}\n")
@@ -109,6 +109,11 @@ def jsonable(value: Any) -> Any:
     return str(value)
 
 
+def _exact(value: Any) -> str:
+    """For programs: every digit of a float."""
+    return repr(float(value)) if isinstance(value, float) and math.isfinite(value) else _plain(value)
+
+
 def _plain(value: Any) -> str:
     if value is None:
         return ""
@@ -135,7 +140,8 @@ def _table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> None:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in columns:
         numeric = all(isinstance(row.get(column), (int, float)) or row.get(column) is None for row in rows)
-        table.add_column(column, justify="right" if numeric else "left", overflow="fold")
+        # A number over two lines is another number.
+        table.add_column(column, justify="right" if numeric else "left", overflow="fold", no_wrap=numeric)
     for row in rows:
         table.add_row(*(_plain(row.get(column)) for column in columns), style=None)
     # Outside a terminal no line is wrapped: a pipe has no width.

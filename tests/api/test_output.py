@@ -26,6 +26,11 @@ def test_csv_and_quiet(rows, capsys):
     assert capsys.readouterr().out == "org/a\norg/ü\n"
 
 
+def test_csv_carries_every_digit(capsys):
+    emit([{"kl_nats": 0.1234567890123456}], ["kl_nats"], Format.csv)
+    assert capsys.readouterr().out == "kl_nats\n0.1234567890123456\n"
+
+
 def test_a_table_in_a_pipe_is_not_wrapped(capsys):
     emit([{"model": "org/" + "x" * 300, "n": 1}], ["model", "n"])
     assert "x" * 300 in capsys.readouterr().out
