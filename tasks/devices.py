@@ -30,6 +30,8 @@ def chosen_device(device: str) -> str:
         parsed = torch.device(device)
     except RuntimeError as error:
         raise BadInput(f"there is no device {device!r}", hint="use auto, cpu, cuda or cuda:N") from error
+    if parsed.type not in ("cpu", "cuda"):
+        raise BadInput(f"nothing was tried on device {device!r}", hint="use auto, cpu, cuda or cuda:N")
     if parsed.type == "cuda" and (not torch.cuda.is_available() or (parsed.index or 0) >= torch.cuda.device_count()):
         raise BadInput(f"device {device!r} is not on this machine", hint="use --device cpu, or see `modelkin doctor`")
     return device

@@ -10,7 +10,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -37,16 +37,52 @@ Progress = Callable[[int, int, int], None]
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a score command did for one model."""
+    """What was done for one model."""
 
-    job_id: int | None
-    """None when everything had been scored before."""
-    scored: tuple[str, ...]
-    already: tuple[str, ...]
-    n_texts: int
-    statuses: dict[str, int]
-    seconds: float
-    tokens: int
+    scored: tuple[str, ...] = ()
+    already: tuple[str, ...] = ()
+    """Transforms whose vectors were there before."""
+    n_texts: int = 0
+    statuses: dict[str, int] = field(default_factory=dict)
+    """Texts by status, all transforms together."""
+    seconds: float = 0.0
+    tokens: int = 0
+    """Response tokens scored by this call."""
+
+
+def score_model(
+    model: models.ModelInfo,
+    text_set: str,
+    transform_names: Sequence[str],
+    profile: str,
+    dtype: str,
+    *,
+    device: str = "auto",
+    progress: Progress | None = None,
+    batch_tokens: int | None = None,
+    wait: bool = False,
+) -> Outcome:
+    """Scores what is missing, and first finishes what an interrupted run of the same model left.
+
+    Raises what `open_score` and `score` raise.
+    """
+    if batch_tokens is not None and batch_tokens < 1:
+        raise BadInput(f"a batch needs at least one token, not {batch_tokens}", hint="leave --batch-tokens out")
+    before: list[str] | None = None
+    outcome = Outcome()
+    while True:
+        job, have = open_score(model, text_set, transform_names, profile, dtype)
+        before = have if before is None else before
+        if job is None:
+            return replace(outcome, already=tuple(before))
+        done = score(job, device=device, progress=progress, batch_tokens=batch_tokens, wait=wait)
+        outcome = Outcome(
+            scored=outcome.scored + done.scored,
+            n_texts=max(outcome.n_texts, done.n_texts),
+            statuses=dict(Counter(outcome.statuses) + Counter(done.statuses)),
+            seconds=outcome.seconds + done.seconds,
+            tokens=outcome.tokens + done.tokens,
+        )
 
 
 def open_score(
@@ -56,27 +92,25 @@ def open_score(
     profile: str,
     dtype: str,
 ) -> tuple[JobInfo | None, list[str]]:
-    """Opens (or reopens) the job for what is not scored yet; returns it and the transforms already scored.
+    """Opens (or reopens) the next job for what is not scored yet; returns it and the transforms already scored.
 
-    Raises BadInput for an unknown profile, NotFound for an unknown text set or transform, Unsupported for a set
-    without texts or a model that is only a name.
+    Raises BadInput for an unknown profile or no transform, NotFound for an unknown text set or transform, Unsupported
+    for a set without texts or a model that is only a name.
     """
     from tasks.scoring import ENGINE_VERSION
 
     if profile not in PROFILES:
         raise BadInput(f"there is no profile {profile!r}", hint="use one of: " + ", ".join(PROFILES))
+    if not transform_names:
+        raise BadInput("no transform was named", hint="use base for the prompt as it is; see modelkin transform list")
     models.require_scorable(model)
     with database.session() as session:
         chosen = textsets.get(session, text_set)
         textsets.require_text(chosen)
-        wanted = [transforms.get(session, name) for name in dict.fromkeys(transform_names)]
-        have = vectors.scored_transforms(session, model.id, chosen.id, profile, dtype, ENGINE_VERSION)
-        missing = [transform for transform in wanted if transform.id not in have]
-        already = [transform.name for transform in wanted if transform.id in have]
-        if not missing:
-            return None, already
+        wanted = {one.id: one for one in (transforms.get(session, name) for name in transform_names)}
         request = ScoreRequest(model.id, chosen.id, profile, dtype, ENGINE_VERSION)
-        return jobs.open_score_job(session, request, [one.id for one in missing], SHARD_TEXTS), already
+        job, have = jobs.open_score_job(session, request, list(wanted), SHARD_TEXTS)
+        return job, [wanted[one].name for one in wanted if one in have]
 
 
 def score(
@@ -96,7 +130,8 @@ def score(
     holder = leases.new_holder()
     job = _claim(job.id, holder, wait)
     if job.state != "running":
-        return Outcome(job.id, (), (), 0, {}, 0.0, 0)
+        # Another worker finished it while this one waited.
+        return Outcome()
     try:
         with leases.Heartbeat(job.id, holder).beating():
             return _work(job, holder, device, progress, batch_tokens)
@@ -164,7 +199,7 @@ def _work(job: JobInfo, holder: str, device: str, progress: Progress | None, bat
                 progress(done, len(texts), tokens)
     statuses = _write_vectors(job, holder, texts)
     scored = tuple(chosen[one].name for one in transform_ids)
-    return Outcome(job.id, scored, (), len(texts), statuses, time.monotonic() - started, tokens)
+    return Outcome(scored, (), len(texts), statuses, time.monotonic() - started, tokens)
 
 
 class _Scorer:

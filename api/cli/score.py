@@ -73,31 +73,36 @@ def score_models(
     from tasks.devices import chosen_dtype
 
     dtype = chosen_dtype(dtype, device)
-    rows, worst = [], None
+    rows: list[dict[str, Any]] = []
+    worst = None
     for name in models:
         try:
             model = find_or_add(name)
-            job, already = jobs.open_score(model, text_set, transforms, profile, dtype)
-            row: dict[str, Any] = {
-                "model": model.handle,
-                "revision": model.revision[:12],
-                "text_set": text_set,
-                "profile": profile,
-            }
-            if job is None:
-                rows.append({**row, "scored": "", "already": ",".join(already)})
-                talk(f"{model.handle}: already scored ({', '.join(already)})")
-                continue
             with progress(model.handle) as report:
-                outcome = jobs.score(job, device=device, progress=report, batch_tokens=batch_tokens, wait=wait)
+                outcome = jobs.score_model(
+                    model,
+                    text_set,
+                    transforms,
+                    profile,
+                    dtype,
+                    device=device,
+                    progress=report,
+                    batch_tokens=batch_tokens,
+                    wait=wait,
+                )
+            if not outcome.scored:
+                talk(f"{model.handle}: already scored ({', '.join(outcome.already)})")
             rows.append(
                 {
-                    **row,
+                    "model": model.handle,
+                    "revision": model.revision[:12],
+                    "text_set": text_set,
+                    "profile": profile,
                     "scored": ",".join(outcome.scored),
-                    "already": ",".join(already),
-                    "texts": outcome.n_texts,
-                    "seconds": round(outcome.seconds, 1),
-                    "tokens": outcome.tokens,
+                    "already": ",".join(outcome.already),
+                    "texts": outcome.n_texts or None,
+                    "seconds": round(outcome.seconds, 1) if outcome.scored else None,
+                    "tokens": outcome.tokens if outcome.scored else None,
                     **outcome.statuses,
                 }
             )

@@ -18,6 +18,7 @@ from sqlalchemy.orm import Session
 
 from registry.canonical import hash_json
 from registry.errors import Busy, NotFound
+from registry.queries import vectors
 from registry.tables import Job, Lease, Shard
 
 LEASE_SECONDS = 60
@@ -28,7 +29,7 @@ ACTIVE = ("queued", "running")
 
 @dataclass(frozen=True)
 class ScoreRequest:
-    """What makes two requests the same work, but for the transforms, which a job collects."""
+    """What makes two requests the same work, but for the transforms."""
 
     model_id: int
     text_set_id: int
@@ -65,40 +66,63 @@ class Slice:
     notes: dict[str, Any]
 
 
-def open_score_job(session: Session, request: ScoreRequest, transform_ids: Sequence[int], shard_texts: int) -> JobInfo:
-    """The job for this request: the unfinished one with the missing transforms added, or a new one.
+def open_score_job(
+    session: Session, request: ScoreRequest, transform_ids: Sequence[int], shard_texts: int
+) -> tuple[JobInfo | None, set[int]]:
+    """The job to work on next for this request, and the transforms of it that have their vectors already.
 
-    A failed or interrupted job is opened again, so that its finished shards count.  The shard size is fixed by the
-    job's first opening, since shard boundaries must not depend on who resumes it.
+    An unfinished job with one of the missing transforms is opened again, failed or not, so that its finished shards
+    count.  It keeps the transforms it was opened with: another mixture would change the batches, and with them the last
+    bits of a resumed run.  None when nothing is left to do.
     """
-    # Two commands that open the same work at once take turns here; the lock goes with the transaction.
-    session.execute(text("select pg_advisory_xact_lock(hashtextextended(:key, 0))"), {"key": request.key})
-    job = session.scalars(
-        select(Job).where(Job.key == request.key, Job.state.in_((*ACTIVE, "failed"))).order_by(Job.id.desc()).limit(1)
-    ).first()
-    if job is None:
-        job = Job(
+    _take_turns(session, request.key)
+    have = vectors.scored_transforms(
+        session, request.model_id, request.text_set_id, request.profile, request.dtype, request.engine_version
+    )
+    missing = set(transform_ids) - have
+    unfinished = session.scalars(
+        select(Job).where(Job.key == request.key, Job.state.in_((*ACTIVE, "failed"))).order_by(Job.id.desc())
+    ).all()
+    chosen = None
+    for job in unfinished:
+        if have.intersection(job.arguments["transform_ids"]):
+            # Another job has stored vectors of it since: this one could never be finished.
+            session.execute(delete(Shard).where(Shard.job_id == job.id))
+            job.state, job.reason = "cancelled", "another job stored its vectors"
+        elif missing.intersection(job.arguments["transform_ids"]):
+            chosen = chosen or job
+    active = next((job for job in unfinished if job.state in ACTIVE), None)
+    if missing and active is not None and active is not chosen:
+        if lease_holder(session, active.id) is not None:
+            chosen = active
+        else:
+            active.state, active.reason = "failed", "set aside for other transforms; the same command goes on with it"
+    session.flush()
+    if missing and chosen is None:
+        chosen = Job(
             kind="score",
             key=request.key,
             model_id=request.model_id,
             arguments={
                 "text_set_id": request.text_set_id,
-                "transform_ids": sorted(transform_ids),
+                "transform_ids": sorted(missing),
                 "profile": request.profile,
                 "dtype": request.dtype,
                 "engine_version": request.engine_version,
                 "shard_texts": shard_texts,
             },
         )
-        session.add(job)
-    else:
-        wanted = sorted({*job.arguments["transform_ids"], *transform_ids})
-        if wanted != job.arguments["transform_ids"]:
-            job.arguments = {**job.arguments, "transform_ids": wanted}
-        if job.state == "failed":
-            job.state, job.reason, job.finished_at = "queued", "", None
+        session.add(chosen)
+    elif chosen is not None and chosen.state == "failed":
+        chosen.state, chosen.reason, chosen.finished_at = "queued", "", None
     session.flush()
-    return _info(job)
+    return (None if chosen is None else _info(chosen)), have & set(transform_ids)
+
+
+def _take_turns(session: Session, key: str) -> None:
+    """Whoever opens a job of this work and whoever finishes one wait for each other, until the transaction ends: else
+    a job could be opened between the moment its vectors were looked for and the moment they are there."""
+    session.execute(text("select pg_advisory_xact_lock(hashtextextended(:key, 0))"), {"key": key})
 
 
 def get(session: Session, job_id: int) -> JobInfo:
@@ -215,6 +239,10 @@ def finished_slices(session: Session, job_id: int) -> set[tuple[int, int]]:
 
 def take_slices(session: Session, job_id: int, holder: str) -> list[Slice]:
     """Every slice of the job, removed from the table: whoever takes them writes the vectors in this transaction."""
+    key = session.scalar(select(Job.key).where(Job.id == job_id))
+    if key is None:
+        raise NotFound(f"there is no job {job_id}")
+    _take_turns(session, key)
     renew(session, job_id, holder)
     rows = session.execute(select(Shard).where(Shard.job_id == job_id).order_by(Shard.transform_id, Shard.start))
     slices = [

@@ -249,7 +249,8 @@ def read_token_counts(session: Session, vector_ids: Sequence[int]) -> Iterator[t
 
 
 def members(session: Session, text_set_id: int, transform_id: int, profile: str, unit: str) -> list[Member]:
-    """One vector a model, by model id: float32 before bfloat16 before float16, then the newest engine.
+    """One vector a model, by model id: float32 before bfloat16 before float16, then the newest engine; what was scored
+    here before what was imported.
 
     A vector imported under a name counts for the model that the name was resolved to, unless that has its own.
     """
@@ -260,7 +261,8 @@ def members(session: Session, text_set_id: int, transform_id: int, profile: str,
                    v.checksum, v.noise_floor_nats, v.template_hash
             from vectors v join models m on m.id = v.model_id
             where v.text_set_id = :text_set and v.transform_id = :transform and v.profile = :profile and v.unit = :unit
-            order by owner, m.resolved_to_id is not null, {_DTYPE_RANK}, v.engine_version desc, v.id desc
+            order by owner, m.resolved_to_id is not null, v.engine_version = 0, {_DTYPE_RANK}, v.engine_version desc,
+                     v.id desc
             """
         ),
         {"text_set": text_set_id, "transform": transform_id, "profile": profile, "unit": unit},

@@ -89,6 +89,12 @@ def test_a_taken_point_is_a_conflict_and_the_session_goes_on(session, point):
         vectors.insert_many(session, [vector(point, engine_version=3, model_id=10**9)])
 
 
+def test_what_was_scored_here_comes_before_what_was_imported(session, point):
+    vectors.insert_many(session, [vector(point, dtype="bfloat16"), vector(point, (-9, -9, -8, -9), engine_version=0)])
+    (member,) = vectors.members(session, point["text_set_id"], point["transform_id"], "chat", "nats")
+    assert (member.dtype, member.engine_version) == ("bfloat16", 1)
+
+
 @pytest.mark.parametrize(
     "statement",
     [

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -217,6 +218,44 @@ def test_an_error_leaves_the_job_failed_with_its_reason_and_the_next_call_goes_o
         assert job_rows.get(session, job.id).state == "done"
 
 
+def test_an_interrupted_run_is_finished_before_other_transforms_are_scored(registered):
+    """Byte for byte: `base`, interrupted, then `base,cot` gives the `base` of an undisturbed run."""
+    from registry.queries import transforms
+
+    job, _ = jobs.open_score(registered, "small", ["base"], "chat", "float32")
+    outcome = jobs.score_model(registered, "small", ["base", "cot"], "chat", "float32", device="cpu")
+    assert outcome.scored == ("base", "cot")
+    with database.session() as session:
+        assert job_rows.get(session, job.id).state == "done"
+        assert job_rows.get(session, job.id).arguments["transform_ids"] == [transforms.get(session, "base").id]
+    again = jobs.score_model(registered, "small", ["cot", "base"], "chat", "float32", device="cpu")
+    assert (again.scored, again.already) == ((), ("cot", "base"))
+
+
+def test_whoever_waits_goes_on_with_what_is_still_missing(registered):
+    """A worker on `base` holds the model; a waiter for `cot` scores it once that worker is done."""
+    job, _ = jobs.open_score(registered, "small", ["base"], "chat", "float32")
+    with database.session() as session:
+        job_rows.claim(session, job.id, "elsewhere:1:aa")
+
+    def finish():
+        time.sleep(1)
+        with database.session() as session:
+            job_rows.release(session, job.id, "elsewhere:1:aa", "queued")
+
+    with ThreadPoolExecutor(1) as pool:
+        other = pool.submit(finish)
+        outcome = jobs.score_model(registered, "small", ["cot"], "chat", "float32", device="cpu", wait=True)
+        other.result()
+    assert outcome.scored[-1] == "cot"
+
+
+@pytest.mark.parametrize("batch_tokens", [0, -5])
+def test_an_impossible_batch_is_refused(registered, batch_tokens):
+    with pytest.raises(BadInput, match="at least one token"):
+        jobs.score_model(registered, "small", ["base"], "chat", "float32", batch_tokens=batch_tokens)
+
+
 def test_provenance_stands_beside_the_vector(registered):
     job, _ = jobs.open_score(registered, "small", ["base"], "chat", "float32")
     jobs.score(job, device="cpu")
@@ -254,7 +293,11 @@ def test_many_non_finite_texts_mark_the_model_unstable(registered, monkeypatch):
 
 @pytest.mark.parametrize(
     ("text_set", "transforms", "profile", "error"),
-    [("small", ["base"], "shout", BadInput), ("ids", ["base"], "chat", Unsupported)],
+    [
+        ("small", ["base"], "shout", BadInput),
+        ("small", [], "chat", BadInput),
+        ("ids", ["base"], "chat", Unsupported),
+    ],
 )
 def test_what_cannot_be_scored_is_refused_before_any_model_is_loaded(registered, text_set, transforms, profile, error):
     with database.session() as session:
