@@ -16,6 +16,7 @@ from registry.errors import NotFound, Refused
 from registry.identity import hash_files
 from registry.queries.model_info import ModelInfo
 from registry.settings import settings
+from tasks.file_stamps import require_same, same, stamp
 from tasks.quiet import quiet
 
 PROBE = "The quick brown fox jumps over the lazy dog, and then it goes back to sleep in the sun."
@@ -46,6 +47,13 @@ class LoadedModel:
     attention: str
     load_report: dict[str, Any] = field(default_factory=dict)
     """Requested and actual dtype, quantisation, adapter, warnings, sanity: goes into a vector's provenance."""
+    watched: dict[Path, dict[str, int]] = field(default_factory=dict)
+    """Stamps of the local files, older than their check; empty where modelkin holds a copy of its own."""
+    name: str = "the model"
+
+    def still_unchanged(self) -> None:
+        """Raises Refused("changed") when a file was written since: weights on the CPU are mapped, not read."""
+        require_same(self.watched, self.name)
 
 
 @dataclass(frozen=True)
@@ -87,6 +95,7 @@ def load(
     base = _place(
         f"the base of {info.name}", stored["kind"], stored["source"], stored["revision"], stored["file"], stored
     )
+    watched = _stamps(own)
     adapter = folder_of(own)
     has_tokenizer = any((adapter / name).is_file() for name in ("tokenizer.json", "tokenizer.model", "vocab.json"))
     loaded = _load(
@@ -98,6 +107,9 @@ def load(
         attention,
         before_checks=lambda model: _with_adapter(model, adapter, info.name, merge_adapter, dtype),
     )
+    loaded.watched |= watched
+    loaded.name = info.name
+    loaded.still_unchanged()
     loaded.load_report["adapter"] = {"merged": not hasattr(loaded.model, "peft_config"), "base": base.source}
     return loaded
 
@@ -150,14 +162,21 @@ def _place(name: str, kind: str, source: str, revision: str, file: str, known: M
     return Place(name, kind, source, revision, file, files, tuple(known.get("load", ())), known.get("place") == "hub")
 
 
+def _stamps(place: Place) -> dict[Path, dict[str, int]]:
+    """Taken before the files are checked and read.  Hub files and unpacked GGUFs are in folders of modelkin's own."""
+    if place.on_hub or place.kind == "gguf":
+        return {}
+    folder = Path(place.source)
+    return {folder / name: stamp(folder / name) for name in place.files if (folder / name).is_file()}
+
+
 def _require_unchanged(place: Place, folder: Path) -> None:
     """Vectors belong to the bytes that were registered.  Hashes again only what looks touched."""
     for name, known in place.files.items():
         path = folder / name
-        stat = path.stat() if path.is_file() else None
-        if stat is not None and stat.st_size == known["size"] and stat.st_mtime_ns == known.get("mtime_ns"):
+        if path.is_file() and same(stamp(path), known):
             continue
-        if stat is None or hash_files(folder, [name])[name] != known["sha256"]:
+        if not path.is_file() or hash_files(folder, [name])[name] != known["sha256"]:
             raise Refused(
                 "changed",
                 f"{path} is not the file that was registered as {place.name}",
@@ -181,6 +200,7 @@ def _load(
     from tasks.devices import chosen_device
 
     options: dict[str, Any] = {"trust_remote_code": trust, "local_files_only": True}
+    watched = _stamps(place)
     folder = folder_of(place)
     with quiet(), _load_errors(place.name):
         config = AutoConfig.from_pretrained(folder, **options)
@@ -210,12 +230,15 @@ def _load(
         device_class=f"cuda:{card}" if card else where.type,
         attention=str(getattr(model.config, "_attn_implementation", None) or "none"),
         load_report={**report, "requested_dtype": dtype, "dtype": found},
+        watched=watched,
+        name=place.name,
     )
     if len(tokenizer) > rows:
         loaded.load_report["warnings"] = [f"the tokenizer has {len(tokenizer)} entries, the embedding {rows} rows"]
     if facts.quantization(stated):
         loaded.load_report["quantization"] = facts.quantization(stated)
     loaded.load_report["sanity"] = sanity(loaded)
+    loaded.still_unchanged()
     return loaded
 
 

@@ -21,6 +21,7 @@ from registry.identity import (
 from registry.settings import settings
 from tasks import adapters, facts, gguf_files, refusals
 from tasks.facts import Description
+from tasks.file_stamps import stamp
 
 
 def of_folder(folder: Path, name: str | None, trust: bool, base: str | None) -> Candidate:
@@ -33,7 +34,7 @@ def of_folder(folder: Path, name: str | None, trust: bool, base: str | None) -> 
     headers = {each: facts.safetensors_header(folder / each) for each in weights if each.endswith(".safetensors")}
     _require_tensors_of_index(found, headers)
     found = replace(found, parameters=facts.count_parameters(list(headers.values())))
-    hashes, columns = _hash_folder(folder, found, weights), facts.columns(found, weights)
+    (hashes, files), columns = _hash_folder(folder, found, weights), facts.columns(found, weights)
     identity = content_identity("folder", hashes)
     handle = handle_from_name(name or folder.name)[0]
     return Candidate(
@@ -46,7 +47,7 @@ def of_folder(folder: Path, name: str | None, trust: bool, base: str | None) -> 
         trust_remote_code=code,
         aliases=((handle, "user"),) if name else (),
         columns=columns,
-        facts=_folder_facts(folder, found, hashes, columns),
+        facts=_folder_facts(found, files, columns),
     )
 
 
@@ -57,7 +58,7 @@ def of_gguf(path: Path, name: str | None) -> Candidate:
         raise Refused(
             "unsupported_format", f"{path} is one part of several", hint="merge them: llama-gguf-split --merge"
         )
-    hashes = hash_files(path.parent, [path.name])
+    hashes, files = _hash(path.parent, [path.name])
     identity = content_identity("gguf", hashes)
     handle = handle_from_name(name or path.stem)[0]
     return Candidate(
@@ -71,7 +72,7 @@ def of_gguf(path: Path, name: str | None) -> Candidate:
         columns=columns,
         facts={
             "place": "folder",
-            "files": _file_facts(path.parent, hashes),
+            "files": files,
             "named_in_file": header.fields.get("general.name"),
         },
     )
@@ -80,7 +81,7 @@ def of_gguf(path: Path, name: str | None) -> Candidate:
 def _adapter_in_folder(folder: Path, found: Description, name: str | None, trust: bool, base: str | None) -> Candidate:
     weights = adapters.choose_weights(found)
     of_base = adapters.base_of(found, trust, base)
-    hashes = _hash_folder(folder, found, weights)
+    hashes, files = _hash_folder(folder, found, weights)
     own = content_identity("folder", hashes)
     handle = handle_from_name(name or folder.name)[0]
     return Candidate(
@@ -94,33 +95,36 @@ def _adapter_in_folder(folder: Path, found: Description, name: str | None, trust
         base=of_base,
         aliases=((handle, "user"),) if name else (),
         columns=adapters.columns(found, of_base, weights),
-        facts={**_folder_facts(folder, found, hashes, {}), "base": adapters.place_of(of_base)},
+        facts={**_folder_facts(found, files, {}), "base": adapters.place_of(of_base)},
     )
 
 
-def _hash_folder(folder: Path, found: Description, weights: list[str]) -> dict[str, str]:
-    """Of what decides the log-probabilities; weights in a format that is not loaded are left out."""
+def identity_files(found: Description, weights: list[str]) -> list[str]:
+    """What decides the log-probabilities; weights in a format that is not loaded are left out."""
     others = [each for each in found.files if IDENTITY_FILES.match(each) and not WEIGHT_FILES.match(each)]
-    return hash_files(folder, sorted({*weights, *others}))
+    return sorted({*weights, *others})
 
 
-def _folder_facts(
-    folder: Path, found: Description, hashes: dict[str, str], columns: Mapping[str, Any]
-) -> dict[str, Any]:
+def _hash_folder(folder: Path, found: Description, weights: list[str]) -> tuple[dict[str, str], dict[str, Any]]:
+    return _hash(folder, identity_files(found, weights))
+
+
+def _hash(folder: Path, names: list[str]) -> tuple[dict[str, str], dict[str, Any]]:
+    """SHA-256 by name, and the same with the stamp that lets a later load see a touched file in a moment.
+
+    The stamps are older than the hashes, so a file that is written meanwhile does not pass for the hashed one.
+    """
+    stamps = {each: stamp(folder / each) for each in names}
+    hashes = hash_files(folder, names)
+    return hashes, {each: {"sha256": digest, **stamps[each]} for each, digest in hashes.items()}
+
+
+def _folder_facts(found: Description, files: dict[str, Any], columns: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "place": "folder",
-        "files": _file_facts(folder, hashes),
+        "files": files,
         "card": facts.card_facts(found),
         "warnings": facts.warnings(found, columns),
-    }
-
-
-def _file_facts(folder: Path, hashes: Mapping[str, str]) -> dict[str, dict[str, Any]]:
-    """The time of change lets a later load see in a moment that a file is still the one that was registered."""
-    stats = {each: (folder / each).stat() for each in hashes}
-    return {
-        each: {"size": stats[each].st_size, "sha256": digest, "mtime_ns": stats[each].st_mtime_ns}
-        for each, digest in hashes.items()
     }
 
 

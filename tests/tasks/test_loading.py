@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import pickle
 from collections.abc import Callable
 from pathlib import Path
@@ -142,6 +143,37 @@ def test_files_that_changed_after_registration(tiny_llama: Path, stored: Stored)
     tiny_llama.rename(tiny_llama.with_name("elsewhere"))
     with pytest.raises(NotFound, match="nothing lies"):
         loading.load(known, device="cpu")
+
+
+def _overwrite(path: Path, offset: int = -8) -> None:
+    """In place, as large as before, with the old time of modification."""
+    before = path.stat()
+    with path.open("r+b") as stream:
+        stream.seek(offset, os.SEEK_END)
+        stream.write(b"\x01\x02\x03\x04")
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert (path.stat().st_size, path.stat().st_mtime_ns) == (before.st_size, before.st_mtime_ns)
+
+
+def test_a_restored_time_of_modification_hides_nothing(tiny_llama: Path, stored: Stored) -> None:
+    known = stored(registration.candidate(str(tiny_llama)))
+    _overwrite(tiny_llama / "model.safetensors")
+    with pytest.raises(Refused, match="not the file that was registered") as caught:
+        loading.load(known, device="cpu")
+    assert caught.value.reason == "changed"
+
+
+def test_weights_written_while_the_model_is_in_use(tiny_llama: Path, tmp_path: Path, stored: Stored) -> None:
+    adapter = _lora(tiny_llama, tmp_path / "lora")
+    models = [load(stored, tiny_llama), load(stored, adapter)]
+    for loaded in models:
+        loaded.still_unchanged()
+    _overwrite(tiny_llama / "model.safetensors")
+    for loaded in models:
+        with pytest.raises(Refused, match="was written while") as caught:
+            loaded.still_unchanged()
+        assert caught.value.reason == "changed"
+        assert caught.value.hint
 
 
 @pytest.mark.parametrize("method", ["gptq", "awq", "bitsandbytes", "compressed-tensors"])
