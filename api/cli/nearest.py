@@ -6,10 +6,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from api.cli.output import Format, emit, next_command, talk
+from api.cli.output import Format, counted, emit, next_command, talk
 
 if TYPE_CHECKING:
     from registry.queries.nearest import Answer
+
+
+FEW_RESAMPLES = 100
+"""Fewer put the ends of a 95 % interval on two or three draws."""
 
 
 def nearest(
@@ -30,7 +34,10 @@ def nearest(
     store: Annotated[bool, typer.Option("--store/--no-store", help="Keep the evidence in the registry.")] = True,
     format: Annotated[Format, typer.Option("--format", help="auto, table, json, csv, quiet.")] = Format.auto,
 ) -> None:
-    """The nearest models by estimated KL divergence, each with a 95 % interval."""
+    """Nearest models by estimated KL divergence.
+
+    Each with a 95 % interval, and whether it is told apart from the next one.
+    """
     from registry import database
     from registry.queries import evidence, models
     from registry.queries import nearest as question
@@ -54,14 +61,23 @@ def nearest(
             evidence.record(session, answer.items)
     talk(
         f"{found.name} on text set {answer.text_set}, transform {answer.transform}, profile {answer.profile}:"
-        f" {answer.candidates} other models"
+        f" {counted(answer.candidates, 'other model')}"
     )
+    if 0 < bootstrap < FEW_RESAMPLES:
+        talk(f"an interval from {counted(bootstrap, 'resample')} is rough; take at least {FEW_RESAMPLES}")
     rows = [_row(item) for item in answer.items]
     columns = ["rank", "model", "revision", *(_KL if _is_kl(answer.items) else ["relative_squared_distance"]), "n"]
     columns += ["reason"] if any(row["reason"] for row in rows) else []
     if format is Format.quiet:
         columns = ["model"]
-    emit(rows, columns, format, payload={"items": answer.items, "next": answer.next}, empty="no other model is there")
+    emit(
+        rows,
+        columns,
+        format,
+        payload={"items": answer.items, "next": answer.next},
+        empty="no other model is there",
+        dispensable=["revision", "kl_bits_per_byte"],
+    )
     if format not in (Format.auto, Format.table):
         return
     if rows:
@@ -113,6 +129,6 @@ def _caption(items: list[Any]) -> str:
     if not _is_kl(items):
         return f"relative squared distance of centred vectors: 0 equal, 2 unrelated; no KL here.  {items[0].not_shown}"
     return (
-        "kl_nats: half the Jeffreys divergence in nats a text, 95 % interval, unclipped (no catalog yet);"
+        "kl_nats: half the Jeffreys divergence in nats a text, 95 % interval, no values clipped;"
         f" order: whether it differs from the next one's.  {items[0].not_shown}"
     )

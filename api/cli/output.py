@@ -33,10 +33,12 @@ def emit(
     *,
     payload: Any = None,
     empty: str = "nothing to show",
+    dispensable: Sequence[str] = (),
 ) -> None:
     """Writes `rows` to stdout.
 
     `columns` chooses and orders what the table and CSV show; JSON carries `payload` (default {"items": rows}) whole.
+    A table on a terminal too narrow for it leaves out `dispensable` columns, the first first, until it fits.
     """
     if format is Format.json:
         json.dump(
@@ -53,11 +55,11 @@ def emit(
     elif not rows:
         talk(empty)
     else:
-        _table(rows, columns)
+        _table(rows, columns, dispensable)
 
 
-def emit_record(record: Mapping[str, Any], format: Format = Format.auto) -> None:
-    """One thing: name and value a line, or one JSON object."""
+def emit_record(record: Mapping[str, Any], format: Format = Format.auto, *, below: Sequence[str] = ()) -> None:
+    """One thing: name and value a line, or one JSON object; the lines `below` only where a person reads."""
     if format is Format.json:
         json.dump(jsonable(record), sys.stdout, indent=2)
         sys.stdout.write("\n")
@@ -72,6 +74,8 @@ def emit_record(record: Mapping[str, Any], format: Format = Format.auto) -> None
     for name, value in record.items():
         if value not in (None, "", [], {}):
             sys.stdout.write(f"{name:<{width}}  {_plain(value)}\n")
+    for line in below:
+        sys.stdout.write(_printable(line) + "\n")
 
 
 def talk(message: str) -> None:
@@ -114,11 +118,24 @@ def _exact(value: Any) -> str:
     return repr(float(value)) if isinstance(value, float) and math.isfinite(value) else _plain(value)
 
 
+def number(value: float) -> str:
+    """Four significant digits at least, all that stand before the point, and no exponent from 1e-4 up to 1e7."""
+    if not 1e-4 <= abs(value) < 1e7:
+        return f"{value:.4g}"
+    text = f"{value:.{max(0, 3 - math.floor(math.log10(abs(value))))}f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+def counted(n: int, one: str, many: str | None = None) -> str:
+    """ "1 model", "2 models"."""
+    return f"{n} {one if n == 1 else many or one + 's'}"
+
+
 def _plain(value: Any) -> str:
     if value is None:
         return ""
     if isinstance(value, float):
-        return f"{value:.6g}"
+        return number(value)
     if isinstance(value, (list, tuple)):
         return ", ".join(_plain(entry) for entry in value)
     if isinstance(value, (datetime.datetime, datetime.date)):
@@ -133,17 +150,49 @@ def _printable(value: str) -> str:
     return "".join(letter if letter.isprintable() else "�" for letter in value)
 
 
-def _table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> None:
-    from rich.console import Console
+def _table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], dispensable: Sequence[str]) -> None:
+    from rich.console import Console, ConsoleDimensions
+
+    # Outside a terminal no line is wrapped, and none is padded: a pipe has no width.
+    if not sys.stdout.isatty():
+        console = Console(markup=False, highlight=False, width=10_000)
+        with console.capture() as captured:
+            console.print(_drawn(rows, columns))
+        sys.stdout.write("".join(line.rstrip() + "\n" for line in captured.get().splitlines()))
+        return
+    console = Console(markup=False, highlight=False)
+    shown = list(columns)
+    for column in dispensable:
+        if console.measure(_drawn(rows, shown), options=console.options.update(width=10_000)).maximum <= console.width:
+            break
+        shown = [one for one in shown if one != column]
+    # Below this, numbers would be cut: the terminal may break the lines, the digits stay.
+    console.size = ConsoleDimensions(max(console.width, _least_width(rows, shown)), console.height)
+    console.print(_drawn(rows, shown))
+
+
+_LEAST_LETTERS = 12
+"""Of a column of words, on the narrowest terminal."""
+
+
+def _least_width(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> int:
+    widest = {column: max(len(column), *(len(_plain(row.get(column))) for row in rows)) for column in columns}
+    least = (widest[name] if _numeric(rows, name) else min(widest[name], _LEAST_LETTERS) for name in columns)
+    return sum(width + 2 for width in least)
+
+
+def _numeric(rows: Sequence[Mapping[str, Any]], column: str) -> bool:
+    return all(isinstance(row.get(column), (int, float)) or row.get(column) is None for row in rows)
+
+
+def _drawn(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> Any:
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in columns:
-        numeric = all(isinstance(row.get(column), (int, float)) or row.get(column) is None for row in rows)
+        numeric = _numeric(rows, column)
         # A number over two lines is another number.
         table.add_column(column, justify="right" if numeric else "left", overflow="fold", no_wrap=numeric)
     for row in rows:
-        table.add_row(*(_plain(row.get(column)) for column in columns), style=None)
-    # Outside a terminal no line is wrapped: a pipe has no width.
-    console = Console(markup=False, highlight=False, width=None if sys.stdout.isatty() else 10_000)
-    console.print(table)
+        table.add_row(*(_plain(row.get(column)) for column in columns))
+    return table

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from api.cli.output import Format, emit, emit_record, next_command, talk
+from api.cli.output import Format, counted, emit, emit_record, next_command, talk
 
 app = typer.Typer(no_args_is_help=True, help="Log-likelihood vectors in and out of files.")
 
@@ -28,7 +28,10 @@ def export(
     force: Annotated[bool, typer.Option("--force", help="Replace a file that is there.")] = False,
     format: FormatOption = Format.auto,
 ) -> None:
-    """Write the vectors of one text set and transform, one a model, to an .npz or .parquet file."""
+    """Write the vectors of one text set to a file.
+
+    Those of one transform, one vector a model, as .npz or .parquet.
+    """
     from registry import database
     from registry.queries.vector_export import export_vectors
 
@@ -42,7 +45,9 @@ def export(
             unit=unit,
             force=force,
         )
-    emit_record(vars(done), format)
+    # The key of the space is for programs.
+    hidden = {"space"} if format in (Format.auto, Format.table) else set()
+    emit_record({key: value for key, value in vars(done).items() if key not in hidden}, format)
     next_command("modelkin", "vectors", "import", done.file)
 
 
@@ -71,7 +76,7 @@ def import_(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check everything, store nothing.")] = False,
     format: FormatOption = Format.auto,
 ) -> None:
-    """Store the vectors of files: all of them or none.
+    """Store the vectors of files: all or none.
 
     modelkin's own exports say what they hold.  A matrix of somebody else's is `models` (names), `values` [models ×
     texts] and perhaps `texts` (ids): name other arrays with --models-key, --values-key and --texts-key.  Imported
@@ -112,7 +117,8 @@ def _say(answer: Any, dry_run: bool) -> None:
         talk(f"entries without a value: {answer.not_scored} missing, {answer.non_finite} infinite")
     named = answer.models - answer.attached
     if named:
-        talk(f"{named} models are known by name only; say which they are: modelkin model resolve NAME org/repo@commit")
+        known = counted(named, "model is", "models are")
+        talk(f"{known} known by name only; say which they are: modelkin model resolve NAME org/repo@commit")
     if answer.opaque:
         talk(f"the texts of {answer.text_set} are not known here: nothing can be scored on it")
 

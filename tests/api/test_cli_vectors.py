@@ -70,6 +70,10 @@ def test_in_and_out_and_in_elsewhere(modelkin, another_database, matrix, tmp_pat
     assert "nothing new, all 4 vectors are stored already" in again.stderr
     near = modelkin("nearest", "org/m0", "--text-set", "lab", "--profile", "imported:lab", "--format", "quiet")
     assert sorted(near.stdout.split()) == ["org/m1", "org/m2", "org/m3"]
+    table = modelkin("nearest", "org/m0", "--text-set", "lab", "--bootstrap", "20")
+    assert "an interval from 20 resamples is rough" in table.stderr
+    few = modelkin("nearest", "org/m0", "--text-set", "lab", "--bootstrap", "100")
+    assert "rough" not in few.stderr
 
     out = tmp_path / f"out.{ending}"
     done = modelkin("vectors", "export", "--text-set", "lab", "--out", out, "--format", "json")
@@ -78,7 +82,8 @@ def test_in_and_out_and_in_elsewhere(modelkin, another_database, matrix, tmp_pat
     assert f"next: modelkin vectors import {out}" in done.stderr
     taken = modelkin("vectors", "export", "--text-set", "lab", "--out", out, code=4)
     assert "exists already" in taken.stderr
-    modelkin("vectors", "export", "--text-set", "lab", "--out", out, "--force")
+    told = modelkin("vectors", "export", "--text-set", "lab", "--out", out, "--force")
+    assert "{" not in told.stdout, "the key of the space is for programs"
     elsewhere = modelkin("vectors", "import", out, "--format", "json", database=another_database)
     (other,) = json.loads(elsewhere.stdout)["items"]
     assert (other["space"], other["added"]) == (item["space"], 4)
