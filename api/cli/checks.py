@@ -8,10 +8,13 @@ import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from registry.errors import ModelkinError
 from registry.settings import settings
+
+if TYPE_CHECKING:
+    from sqlalchemy import URL
 
 HUB_SECONDS = 5.0
 LOW_CACHE_BYTES = 10 * 2**30
@@ -126,8 +129,7 @@ def database() -> Iterator[Check]:
         fsync = connection.scalar(text("show fsync"))
         vector = connection.scalar(text("select extversion from pg_extension where extname = 'vector'"))
         offered = connection.scalar(text("select default_version from pg_available_extensions where name = 'vector'"))
-    kind = "embedded" if settings().database_url is None else "DATABASE_URL"
-    yield Check("database", "ok", f"PostgreSQL {version}, {kind}: {engine.url.render_as_string(hide_password=True)}")
+    yield Check("database", "ok", f"PostgreSQL {version}, {database_shown(engine.url)}")
     if fsync == "off":
         yield Check(
             "database", "warn", "fsync is off: a crash may lose data", "unset MODELKIN_POSTGRES_FSYNC, restart it"
@@ -144,6 +146,15 @@ def database() -> Iterator[Check]:
         yield Check("pgvector", "ok", vector or f"{offered}, to be created by `modelkin init`")
     else:
         yield Check("pgvector", "fail", "this server has no pgvector", "install it there, or unset DATABASE_URL")
+
+
+def database_shown(url: URL) -> str:
+    """Of the embedded one its folder: its URL is the path of a socket, percent-encoded, that nobody types."""
+    if settings().database_url is not None:
+        return f"DATABASE_URL: {url.render_as_string(hide_password=True)}"
+    from registry.localdb.places import locate
+
+    return f"embedded (under {locate(settings().home).state})"
 
 
 def _embedded_not_made() -> Check | None:

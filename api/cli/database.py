@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from api.cli.output import Format, emit, emit_record, next_command, talk
 
+if TYPE_CHECKING:
+    from api.cli.checks import Check
+
 FormatOption = Annotated[Format, typer.Option("--format", help="How to write the answer.")]
 
 
 def init(format: FormatOption = Format.auto) -> None:
-    """Make the database (embedded, or DATABASE_URL's) and bring it to this version's schema; harmless to repeat."""
+    """Make the database, or bring it up to date.
+
+    The embedded one, or DATABASE_URL's; to this version's schema.  Harmless to repeat.
+    """
     from sqlalchemy import text
 
+    from api.cli.checks import database_shown
     from registry import database
     from registry.queries import transforms
 
@@ -26,7 +33,7 @@ def init(format: FormatOption = Format.auto) -> None:
         version = session.scalar(text("show server_version"))
     after = database.current_revision(engine)
     record = {
-        "database": engine.url.render_as_string(hide_password=True),
+        "database": database_shown(engine.url),
         "server": f"PostgreSQL {version}",
         "migration": after,
         "migrated_from": before,
@@ -67,13 +74,25 @@ def down(
 
 
 def doctor(format: FormatOption = Format.auto) -> None:
-    """Check versions, database, broker, device, Hub and disk; exit code 7 when something that is needed is broken."""
+    """Check what modelkin needs on this machine.
+
+    Versions, database, broker, device, Hub and disk; exit code 7 when something that is needed is broken.
+    """
     from api.cli.checks import all_checks
 
     checks = all_checks()
-    emit([vars(check) for check in checks], ["check", "state", "detail", "advice"], format)
+    if format in (Format.auto, Format.table):
+        emit([line for check in checks for line in _lines(check)], ["check", "state", "detail"], format)
+    else:
+        emit([vars(check) for check in checks], ["check", "state", "detail", "advice"], format)
     failed = [check.check for check in checks if check.state == "fail"]
     if failed:
         talk(f"to be mended: {', '.join(failed)}")
         raise typer.Exit(7)
     next_command("modelkin", "model", "list")
+
+
+def _lines(check: Check) -> list[dict[str, str]]:
+    """The advice has a line of its own: beside the detail both would be too narrow to read."""
+    lines = [{"check": check.check, "state": check.state, "detail": check.detail}]
+    return [*lines, {"detail": f"→ {check.advice}"}] if check.advice else lines

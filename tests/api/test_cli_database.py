@@ -68,6 +68,8 @@ def test_init_doctor_down(modelkin: Modelkin, home: Path) -> None:
     assert record["migrated_from"] is None
     password = localdb.places.locate(home).password
     assert password not in made.stdout + made.stderr
+    state = localdb.places.locate(home).state
+    assert record["database"] == f"embedded (under {state})"
     assert "next: modelkin" in made.stderr
 
     again = modelkin("init", "--format", "json")
@@ -96,6 +98,12 @@ def test_init_doctor_down(modelkin: Modelkin, home: Path) -> None:
     assert [item["state"] for item in found["hub"]] == ["warn"]
     assert all(item["advice"] for items in found.values() for item in items if item["state"] == "fail")
 
+    read = modelkin("doctor").stdout.splitlines()
+    assert read == [line.rstrip() for line in read]
+    assert any(line.endswith(f"embedded (under {state})") for line in read)
+    [above] = [number for number, line in enumerate(read) if "fsync is off" in line]
+    assert read[above + 1].split() == ["→", *found["database"][1]["advice"].split()]
+
     stopped = modelkin("down")
     assert stopped.returncode == 0
     assert "stopped PostgreSQL" in stopped.stderr
@@ -105,7 +113,6 @@ def test_init_doctor_down(modelkin: Modelkin, home: Path) -> None:
 
     # Without a terminal to ask on, nothing is deleted.
     assert modelkin("down", "--delete").returncode != 0
-    state = localdb.places.locate(home).state
     assert state.exists()
     assert modelkin("down", "--delete", "--yes").returncode == 0
     assert not state.exists()
