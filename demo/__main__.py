@@ -17,6 +17,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from api.cli.output import number
 from demo.ancestry import Neighbour, Verdict, judge, origin
 from demo.commands import DemoFailed, Modelkin, short
 from demo.population import Member, build
@@ -227,15 +228,16 @@ def _verdicts(members: Sequence[Member]) -> list[Verdict]:
 
 
 def _print_verdicts(verdicts: Sequence[Verdict]) -> None:
-    print(f"\n{'model':<20} {'ancestry says':<38} {'nearest says':<20} {'KL, nats':>9}  agrees")
+    print(f"\n{'model':<20} {'ancestry says':<38} {'nearest says':<20} {'KL, nats':>9}  in its family")
     for verdict in verdicts:
-        agrees = "yes" if verdict.agrees else "NO, AND IT MUST" if verdict.failed else "no"
+        in_family = "yes" if verdict.agrees else "NO, AND IT MUST BE" if verdict.failed else "no"
         print(
             f"{verdict.member.name:<20} {origin(verdict.member):<38} {verdict.nearest.name:<20} "
-            f"{verdict.nearest.kl_nats:>9.3g}  {agrees}"
+            f"{number(verdict.nearest.kl_nats):>9}  {in_family}"
         )
     agreeing = sum(verdict.agrees for verdict in verdicts)
-    print(f"\n{agreeing} of {len(verdicts)} have a relative as their nearest neighbour.")
+    print("\nIn its family: the nearest neighbour has an ancestor in common with the model; it need not be its parent.")
+    print(f"{agreeing} of {len(verdicts)} have a relative as their nearest neighbour.")
     for verdict in verdicts:
         if verdict.why:
             print(f"  {verdict.member.name} is nearest to {verdict.nearest.name}; {verdict.why}.")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from api.cli.output import number
 from demo.population import Member
 
 STILL_THE_SAME_MODEL = ("reupload", "permuted", "quantised", "pruned", "perturbed")
@@ -48,7 +49,7 @@ def _why(member: Member, nearest: Neighbour, neighbours: Sequence[Neighbour], me
     kin = next((one for one in neighbours if members[one.name].family == member.family), None)
     if kin is None:
         return "no relative of it is in this space"
-    gap = f"its closest relative is {kin.name} at {kin.kl_nats:.4g} nats"
+    gap = f"its closest relative is {kin.name} at {number(kin.kl_nats)} nats"
     if member.relation == "finetuned":
         return f"{gap}: training on another subject moved it further than some families are apart"
     if member.relation == "distilled":

@@ -120,7 +120,10 @@ def list_(
 
 @app.command()
 def show(model: Model, format: Output = Format.auto) -> None:
-    """Everything known of one model: facts, names, other revisions, equal weights."""
+    """Show everything known of one model.
+
+    Facts, names, other revisions, equal weights.
+    """
     from registry import database
     from registry.queries import model_names, models
 

@@ -35,7 +35,10 @@ def score(
     ] = False,
     format: Annotated[Format, typer.Option("--format", help="Of the summary.")] = Format.auto,
 ) -> None:
-    """Score models on a text set; the same command resumes after an interruption."""
+    """Score models on a text set.
+
+    The same command goes on after an interruption.
+    """
     names = [name.strip() for name in transforms.split(",") if name.strip()] + (["empty"] if unconditional else [])
     if plan:
         _plan(models, text_set, names, device, dtype, format)

@@ -98,7 +98,10 @@ def show(
     texts: Annotated[int, typer.Option("--texts", min=0, help="Also the first texts.")] = 3,
     format: FormatOption = Format.auto,
 ) -> None:
-    """Show one text set: identity, where it came from, its report and its first texts."""
+    """Show one text set.
+
+    Identity, where it came from, its report and its first texts.
+    """
     from registry import database
     from registry.queries import textsets
 
@@ -114,9 +117,11 @@ def show(
         "derived": derived,
         **_source(info, format),
         "created_at": info.created_at,
-        "first_texts": [_text_row(text, format) for text in first],
     }
-    emit_record(record, format)
+    if format in (Format.auto, Format.table):
+        emit_record(record, format, below=[line for text in first for line in _preview(text)])
+    else:
+        emit_record({**record, "first_texts": [_text_row(text, format) for text in first]}, format)
     if info.opaque:
         next_command("modelkin", "vectors", "import", "FILE")
     else:
@@ -132,7 +137,10 @@ def derive(
     seed: Annotated[int, typer.Option("--seed", min=0, help="Of the shuffles.")] = 0,
     format: FormatOption = Format.auto,
 ) -> None:
-    """Derive sets in which every response gets another row's prompt, the same shuffles for all models."""
+    """Derive sets with shuffled prompts.
+
+    Every response gets another row's prompt; the shuffles are the same for all models.
+    """
     from registry import database
     from registry.queries import textsets
 
@@ -169,7 +177,28 @@ def _source(info: Any, format: Format) -> dict[str, Any]:
         return {"source": info.source}
     source = dict(info.source)
     report = source.pop("report", None)
+    if format in (Format.auto, Format.table):
+        source = _in_words(source)
     return {"source": source, "report": "; ".join(report_sentences(report)) if report else None}
+
+
+def _in_words(source: dict[str, Any]) -> str:
+    """The file and how it was read, or whatever else is known of where the set came from."""
+    known = {name: value for name, value in source.items() if name != "sha256"}
+    words = [str(known.pop("file"))] if "file" in known else []
+    if "layout" in known:
+        words.append(f"({known.pop('format', 'read')}: {known.pop('layout')})")
+    if "n" in known and "seed" in known:
+        words.append(f"{known.pop('n')} drawn with seed {known.pop('seed')}")
+    return " ".join([*words, *(f"{name} {value}" for name, value in known.items())])
+
+
+def _preview(text: Any) -> list[str]:
+    """A line break inside is shown as ⏎: one text stays one pair of lines."""
+    prompt, response = (
+        "⏎".join((_shown(one, Format.table) or "").splitlines()) for one in (text.prompt, text.response)
+    )
+    return ["", f"  {text.position}  {prompt}", f"     → {response}"]
 
 
 def _text_row(text: Any, format: Format) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 
@@ -67,6 +68,9 @@ def test_add_list_show_derive(modelkin, file):
     plain = modelkin("textset", "show", "mine").stdout
     assert "left out: row 21: the prompt is empty" in plain
     assert '"rows"' not in plain
+    assert "my rows.jsonl (jsonl: prompt = prompt, response = response) 10 drawn with seed 0" in plain
+    assert re.search(r"^  0  p\d+\n     → y\d+$", plain, re.MULTILINE)
+    assert "{" not in plain
 
     again = modelkin("textset", "add", file, "--name", "also", "--n", "10")
     assert "one set with the names" in again.stderr

@@ -18,6 +18,15 @@ def test_the_reference_is_current():
     assert (ROOT / "docs" / "commands.md").read_text() == reference(), "run `make docs`"
 
 
+def test_no_list_of_commands_cuts_a_summary():
+    def summaries(command, limit=60):
+        for name, child in getattr(command, "commands", {}).items():
+            yield name, child.get_short_help_str(limit)
+            yield from summaries(child)
+
+    assert [(name, said) for name, said in summaries(get_command(_app())) if said.endswith("...")] == []
+
+
 @pytest.mark.parametrize("page", PAGES)
 def test_every_command_in_the_docs_exists_with_its_options(page):
     lines = re.findall(r"^    (?:\.venv/bin/)?(modelkin .*)$", (ROOT / page).read_text(), re.MULTILINE)
