@@ -73,11 +73,11 @@ def describe_folder(folder: Path) -> Description:
         config=documents["config.json"],
         adapter_config=documents["adapter_config.json"],
         tokenizer_config=tokenizer_config,
-        chat_template=template_text(jinja.read_text("utf-8") if jinja.is_file() else None, tokenizer_config),
-        weight_map=index.get("weight_map") if index else None,
+        chat_template=template_text(read_template(jinja) if jinja.is_file() else None, tokenizer_config),
+        weight_map=read_weight_map(index, str(folder)),
         card=card,
-        pipeline_tag=card.get("pipeline_tag"),
-        library=card.get("library_name"),
+        pipeline_tag=_text(card.get("pipeline_tag")),
+        library=_text(card.get("library_name")),
     )
 
 
@@ -85,10 +85,11 @@ def columns(description: Description, weights: Iterable[str]) -> dict[str, Any]:
     """Values for the fact columns of `models`; `weights` are the files to load."""
     config = description.config or {}
     text = _text_config(config)
+    _require_whole_vocabulary(text, description.where)
     relation = description.card.get("base_model_relation")
     return {
-        "architecture": next(iter(config.get("architectures") or []), None),
-        "model_type": config.get("model_type"),
+        "architecture": next(iter(as_list(config.get("architectures"))), None),
+        "model_type": _text(config.get("model_type")),
         "parameters": sum(description.parameters.values()) if description.parameters else None,
         "dtype": checkpoint_dtype(config, description.parameters),
         "quantization": quantization(config),
@@ -145,7 +146,7 @@ def template_text(jinja: str | None, tokenizer_config: Mapping[str, Any]) -> str
         return jinja
     found = tokenizer_config.get("chat_template")
     if isinstance(found, list):
-        named = {entry.get("name"): entry.get("template") for entry in found if isinstance(entry, Mapping)}
+        named = {entry.get("name"): entry.get("template") for entry in found if _is_named(entry)}
         found = named.get("default")
     return found if isinstance(found, str) else None
 
@@ -160,10 +161,13 @@ def safetensors_header(path: Path) -> dict[str, Any]:
                 raise ValueError(f"a header of {length} bytes in a file of {size}")
             header: dict[str, Any] = json.loads(stream.read(length))
         header.pop("__metadata__", None)
+        for name, entry in header.items():
+            if not isinstance(entry["dtype"], str) or not all(_whole(side) is not None for side in entry["shape"]):
+                raise ValueError(f"no dtype and shape for {name}")
         end = max((entry["data_offsets"][1] for entry in header.values()), default=0)
         if 8 + length + end != size:
             raise ValueError(f"the header promises {8 + length + end} bytes, the file has {size}")
-    except (ValueError, KeyError, TypeError, AttributeError, struct.error) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, struct.error) as error:
         raise Refused(
             "bad_weights", f"{path} is not a whole safetensors file: {error}", hint="copy or download it again"
         ) from error
@@ -188,10 +192,34 @@ def read_json(path: Path) -> dict[str, Any] | None:
         return None
     try:
         found = json.loads(path.read_text("utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise Refused("unsupported_format", f"{path} is not JSON: {error}", hint="get the file again") from error
     if not isinstance(found, dict):
         raise Refused("unsupported_format", f"{path} holds no JSON object", hint="get the file again")
+    return found
+
+
+def read_template(path: Path) -> str:
+    """Raises Refused("bad_template") when it is not UTF-8."""
+    try:
+        return path.read_text("utf-8")
+    except UnicodeDecodeError as error:
+        raise Refused(
+            "bad_template", f"{path} is not UTF-8: {error}", hint="get it again or save it as UTF-8"
+        ) from error
+
+
+def read_weight_map(index: Mapping[str, Any] | None, where: str) -> dict[str, str] | None:
+    """Tensor → shard of an index.  Raises Refused("bad_weights") when the index holds something else."""
+    found = (index or {}).get("weight_map")
+    if index is None or found is None:
+        return None
+    if not isinstance(found, dict) or not all(isinstance(shard, str) for shard in found.values()):
+        raise Refused(
+            "bad_weights",
+            f"{where}: weight_map in model.safetensors.index.json does not map tensors to files",
+            hint="get the index again, or save the model anew with save_pretrained",
+        )
     return found
 
 
@@ -205,6 +233,24 @@ def as_list(value: Any) -> list[str]:
 def _text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
     inner = config.get("text_config")
     return inner if isinstance(inner, Mapping) and "vocab_size" not in config else config
+
+
+def _require_whole_vocabulary(text: Mapping[str, Any], where: str) -> None:
+    stated = text.get("vocab_size")
+    if stated is not None and (_whole(stated) or 0) < 1:
+        raise Refused(
+            "unsupported_format",
+            f"{where}: vocab_size in config.json is {stated!r:.80}, not a number of tokens",
+            hint="get config.json again",
+        )
+
+
+def _is_named(entry: Any) -> bool:
+    return isinstance(entry, Mapping) and isinstance(entry.get("name"), str)
+
+
+def _text(value: Any) -> str | None:
+    return value if isinstance(value, str) else None
 
 
 def _licence(card: Mapping[str, Any]) -> str | None:

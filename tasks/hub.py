@@ -82,7 +82,7 @@ def describe(reference: HubReference) -> Repo:
     documents = {name: facts.read_json(path) for name, path in small.items() if name.endswith(".json")}
     tokenizer_config = documents.get("tokenizer_config.json") or {}
     jinja = small.get("chat_template.jinja")
-    index = documents.get("model.safetensors.index.json") or {}
+    index = documents.get("model.safetensors.index.json")
     card: dict[str, Any] = vars(info.card_data) if info.card_data is not None else {}
     description = Description(
         where=where,
@@ -90,8 +90,8 @@ def describe(reference: HubReference) -> Repo:
         config=documents.get("config.json"),
         adapter_config=documents.get("adapter_config.json"),
         tokenizer_config=tokenizer_config,
-        chat_template=facts.template_text(jinja.read_text("utf-8") if jinja else None, tokenizer_config),
-        weight_map=index.get("weight_map"),
+        chat_template=facts.template_text(facts.read_template(jinja) if jinja else None, tokenizer_config),
+        weight_map=facts.read_weight_map(index, where),
         parameters=dict(info.safetensors.parameters) if info.safetensors is not None else None,
         card=card,
         pipeline_tag=info.pipeline_tag,

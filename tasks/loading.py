@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import math
-import pickle
 import re
 import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,6 +15,7 @@ from registry.identity import hash_files
 from registry.queries.model_info import ModelInfo
 from registry.settings import settings
 from tasks.file_stamps import require_same, same, stamp
+from tasks.load_errors import first_line, load_errors
 from tasks.quiet import quiet
 
 PROBE = "The quick brown fox jumps over the lazy dog, and then it goes back to sleep in the sun."
@@ -85,8 +84,8 @@ def load(
     would round the sum.
 
     Raises Refused: bad_weights (tensors missing, of another shape, or unexplained), missing_shards, missing_backend,
-    bad_tokenizer, remote_code, pickle_only, changed (the files are not the registered ones); NotFound when a folder is
-    gone; HubUnavailable, NoSpace.
+    bad_tokenizer, remote_code, pickle_only, unloadable, changed (the files are not the registered ones); NotFound when
+    a folder is gone; HubUnavailable, NoSpace.
     """
     own = _place(info.name, info.kind, info.source, info.revision, info.file, info.facts)
     if info.kind != "adapter":
@@ -171,7 +170,12 @@ def _stamps(place: Place) -> dict[Path, dict[str, int]]:
 
 
 def _require_unchanged(place: Place, folder: Path) -> None:
-    """Vectors belong to the bytes that were registered.  Hashes again only what looks touched."""
+    """Vectors belong to the bytes that were registered.  Hashes again only what looks touched.
+
+    A file that was added counts as well: a template or a whole model.safetensors beats what was there before.
+    """
+    from tasks import local_models
+
     for name, known in place.files.items():
         path = folder / name
         if path.is_file() and same(stamp(path), known):
@@ -182,6 +186,13 @@ def _require_unchanged(place: Place, folder: Path) -> None:
                 f"{path} is not the file that was registered as {place.name}",
                 hint=f"register what lies there now: modelkin model add {place.source}",
             )
+    added = set() if place.kind == "gguf" else set(local_models.identity_files_of(folder)) - set(place.files)
+    if added:
+        raise Refused(
+            "changed",
+            f"{folder / min(added)} was not there when {place.name} was registered",
+            hint=f"take it away, or register what lies there now: modelkin model add {place.source}",
+        )
 
 
 def _load(
@@ -193,16 +204,15 @@ def _load(
     attention: str | None,
     before_checks: Any = None,
 ) -> LoadedModel:
-    import torch
     from transformers import AutoConfig
 
-    from tasks import facts, refusals
+    from tasks import refusals
     from tasks.devices import chosen_device
 
     options: dict[str, Any] = {"trust_remote_code": trust, "local_files_only": True}
     watched = _stamps(place)
     folder = folder_of(place)
-    with quiet(), _load_errors(place.name):
+    with quiet(), load_errors(place.name):
         config = AutoConfig.from_pretrained(folder, **options)
         stated = config.to_dict()
         refusals.check_backend(stated, place.name)
@@ -212,6 +222,19 @@ def _load(
         model, report = _weights(folder, place, options, dtype, spread, attention)
         if before_checks is not None:
             model = before_checks(model)
+        loaded = _described(model, tokenizer, stated, place.name, report, dtype)
+    loaded.watched = watched
+    loaded.still_unchanged()
+    return loaded
+
+
+def _described(
+    model: Any, tokenizer: Any, stated: dict[str, Any], name: str, report: dict[str, Any], dtype: str
+) -> LoadedModel:
+    import torch
+
+    from tasks import facts
+
     model.eval().requires_grad_(False)
     rows = model.get_input_embeddings().weight.shape[0]
     head = model.get_output_embeddings()
@@ -230,15 +253,13 @@ def _load(
         device_class=f"cuda:{card}" if card else where.type,
         attention=str(getattr(model.config, "_attn_implementation", None) or "none"),
         load_report={**report, "requested_dtype": dtype, "dtype": found},
-        watched=watched,
-        name=place.name,
+        name=name,
     )
     if len(tokenizer) > rows:
         loaded.load_report["warnings"] = [f"the tokenizer has {len(tokenizer)} entries, the embedding {rows} rows"]
     if facts.quantization(stated):
         loaded.load_report["quantization"] = facts.quantization(stated)
     loaded.load_report["sanity"] = sanity(loaded)
-    loaded.still_unchanged()
     return loaded
 
 
@@ -258,6 +279,8 @@ def _weights(
         "dtype": getattr(torch, dtype),
         "use_safetensors": not pickled,
         "output_loading_info": True,
+        # Only so that the mismatch is reported, with its shapes, instead of raised with advice to ignore it.
+        "ignore_mismatched_sizes": True,
     }
     if spread is not None:
         arguments["device_map"] = spread
@@ -278,7 +301,10 @@ def _weights(
 def _require_whole(name: str, info: Mapping[str, Any]) -> None:
     """transformers fills what is missing with random numbers and only logs it."""
     missing = sorted(info.get("missing_keys", ()))
-    mismatched = sorted(str(entry) for entry in info.get("mismatched_keys", ()))
+    mismatched = [
+        f"{key} is {_shape(stored)} in the files and {_shape(wanted)} by config.json"
+        for key, stored, wanted in sorted(info.get("mismatched_keys", ()), key=lambda entry: str(entry[0]))
+    ]
     unexpected = sorted(key for key in info.get("unexpected_keys", ()) if not EXPLAINED_TENSORS.search(key))
     faults = [
         f"{len(found)} {what} (first: {found[0]})"
@@ -296,6 +322,10 @@ def _require_whole(name: str, info: Mapping[str, Any]) -> None:
             f"{name}: " + "; ".join(faults),
             hint="the files do not make the model that config.json describes: get them again or ask the owner",
         )
+
+
+def _shape(sides: Iterable[int]) -> str:
+    return "×".join(str(side) for side in sides) or "a single number"
 
 
 def _placement(folder: Path, target: str, asked: str, dtype: str) -> Any:
@@ -320,9 +350,11 @@ def _tokenizer(folder: Path, options: dict[str, Any]) -> Any:
 
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, **options)
-    except (ValueError, OSError, KeyError, TypeError) as error:
+    except ImportError:
+        raise
+    except Exception as error:  # each tokenizer class reads its files in its own way, the Rust ones raise Exception
         raise Refused(
-            "bad_tokenizer", f"the tokenizer in {folder} cannot be read: {_first_line(error)}", hint="get it again"
+            "bad_tokenizer", f"the tokenizer in {folder} cannot be read: {first_line(error)}", hint="get it again"
         ) from error
     raw = folder / "tokenizer.json"
     verify_tokenizer(tokenizer, raw if raw.is_file() else None)
@@ -359,34 +391,3 @@ def _main_dtype(model: Any) -> str:
         name = str(parameter.dtype).removeprefix("torch.")
         sizes[name] = sizes.get(name, 0) + parameter.numel()
     return max(sizes, key=lambda name: sizes[name])
-
-
-@contextmanager
-def _load_errors(name: str) -> Iterator[None]:
-    from safetensors import SafetensorError
-
-    try:
-        yield
-    except pickle.UnpicklingError as error:
-        raise Refused("bad_weights", f"{name}: its pickle asks for more than numbers", hint="do not use it") from error
-    except SafetensorError as error:
-        raise Refused("bad_weights", f"{name}: a broken weight file: {error}", hint="get it again") from error
-    except FileNotFoundError as error:
-        raise Refused("missing_shards", f"{name}: {_first_line(error)}", hint="get the files again") from error
-    except ImportError as error:
-        raise Refused("missing_backend", f"{name}: {_first_line(error)}", hint="install that package") from error
-    except ValueError as error:
-        if "trust_remote_code" in str(error):
-            raise Refused(
-                "remote_code", f"{name} runs its own code", hint="register it with --trust-remote-code"
-            ) from error
-        raise Refused("bad_weights", f"{name}: {_first_line(error)}", hint="transformers cannot load it") from error
-    except RuntimeError as error:
-        if type(error).__name__ == "OutOfMemoryError" or "memory" in str(error):
-            raise
-        # Sizes that do not match, and pickles that would run code.
-        raise Refused("bad_weights", f"{name}: {_first_line(error)}", hint="the files do not fit the config") from error
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]

@@ -99,14 +99,22 @@ def _adapter_in_folder(folder: Path, found: Description, name: str | None, trust
     )
 
 
-def identity_files(found: Description, weights: list[str]) -> list[str]:
+def identity_files_of(folder: Path) -> list[str]:
+    """The names that registering this folder now would hash."""
+    found = facts.describe_folder(folder)
+    if found.config is None and found.adapter_config is not None:
+        return _identity_files(found, adapters.choose_weights(found))
+    return _identity_files(found, refusals.choose_weights(found, allow_pickle=settings().allow_pickle))
+
+
+def _identity_files(found: Description, weights: list[str]) -> list[str]:
     """What decides the log-probabilities; weights in a format that is not loaded are left out."""
     others = [each for each in found.files if IDENTITY_FILES.match(each) and not WEIGHT_FILES.match(each)]
     return sorted({*weights, *others})
 
 
 def _hash_folder(folder: Path, found: Description, weights: list[str]) -> tuple[dict[str, str], dict[str, Any]]:
-    return _hash(folder, identity_files(found, weights))
+    return _hash(folder, _identity_files(found, weights))
 
 
 def _hash(folder: Path, names: list[str]) -> tuple[dict[str, str], dict[str, Any]]:

@@ -127,7 +127,7 @@ def check_architecture(found: Description, *, remote_code: bool) -> bool:
             f"this version of transformers does not know {_shown(architectures, model_type)} of {found.where}",
             hint="upgrade transformers, or check the model type in config.json",
         )
-    if any("--" in name for name in _values(mapped)):
+    if any("--" in str(name) for name in _values(mapped)):
         raise Refused(
             "remote_code",
             f"{found.where} takes its code from another repo, which its commit does not fix",

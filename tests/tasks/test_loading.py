@@ -6,6 +6,7 @@ import json
 import math
 import os
 import pickle
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -76,7 +77,10 @@ def test_a_tensor_of_another_shape(tiny_llama: Path, stored: Stored) -> None:
         tensors["model.norm.weight"] = tensors["model.norm.weight"][:-1].clone()
 
     edit_weights(tiny_llama, cut)
-    assert reason_of(stored, tiny_llama) == "bad_weights"
+    with pytest.raises(Refused, match=r"model\.norm\.weight is 31 in the files and 32 by config\.json") as caught:
+        load(stored, tiny_llama)
+    assert caught.value.reason == "bad_weights"
+    assert "ignore_mismatched_sizes" not in f"{caught.value.message} {caught.value.hint}"
 
 
 def test_a_tensor_that_nobody_asked_for(tiny_llama: Path, stored: Stored) -> None:
@@ -143,6 +147,69 @@ def test_files_that_changed_after_registration(tiny_llama: Path, stored: Stored)
     tiny_llama.rename(tiny_llama.with_name("elsewhere"))
     with pytest.raises(NotFound, match="nothing lies"):
         loading.load(known, device="cpu")
+
+
+@pytest.mark.parametrize(
+    "name", ["chat_template.jinja", "added_tokens.json", "adapter_config.json", "model.safetensors"]
+)
+def test_files_that_were_added_after_registration(tmp_path: Path, stored: Stored, name: str) -> None:
+    folder = save_llama(tmp_path / "sharded", shard_bytes=40_000)
+    (folder / name).unlink(missing_ok=True)
+    (folder / "pytorch_model.bin").write_bytes(b"not loaded, then and now")
+    known = stored(registration.candidate(str(folder)))
+    (folder / "README.md").write_text("no part of the model")
+    loading.load(known, device="cpu")
+    (folder / name).write_text("{}")
+    with pytest.raises(Refused, match=rf"{re.escape(name)} was not there") as caught:
+        loading.load(known, device="cpu")
+    assert caught.value.reason == "changed"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "reason"),
+    [
+        ("model.safetensors.index.json", b'{"weight_map": [1, 2]}', "bad_weights"),
+        ("model.safetensors.index.json", b'{"weight_map": {"a": 1}}', "bad_weights"),
+        ("chat_template.jinja", b"{{ '\xff' }}", "bad_template"),
+        ("config.json", b'{"a": "\xff"}', "unsupported_format"),
+        ("config.json", b"[" * 100_000, "unsupported_format"),
+        ("tokenizer_config.json", b"[]", "unsupported_format"),
+    ],
+)
+def test_files_of_another_form(tiny_llama: Path, name: str, content: bytes, reason: str) -> None:
+    (tiny_llama / name).write_bytes(content)
+    with pytest.raises(Refused, match=name) as caught:
+        registration.candidate(str(tiny_llama))
+    assert caught.value.reason == reason
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize("stated", ["many", -1, 0, [3], True, 2.5])
+def test_a_vocabulary_that_is_no_number(tiny_llama: Path, stated: Any) -> None:
+    edit_json(tiny_llama / "config.json", vocab_size=stated)
+    with pytest.raises(Refused, match="vocab_size in config"):
+        registration.candidate(str(tiny_llama))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"hidden_size": "wide"},
+        {"num_hidden_layers": [2]},
+        {"hidden_act": "no-such"},
+        {"rope_parameters": {"rope_type": "no-such"}},
+        {"num_attention_heads": 0},
+        {"max_position_embeddings": "long"},
+    ],
+)
+def test_a_config_that_transformers_cannot_use(tiny_llama: Path, stored: Stored, change: dict[str, Any]) -> None:
+    edit_json(tiny_llama / "config.json", **change)
+    known = stored(registration.candidate(str(tiny_llama)))
+    with pytest.raises(Refused) as caught:
+        loading.load(known, device="cpu")
+    assert caught.value.reason in ("unloadable", "bad_weights")
+    assert caught.value.hint
+    assert "\n" not in caught.value.message
 
 
 def _overwrite(path: Path, offset: int = -8) -> None:
