@@ -231,6 +231,8 @@ class _Scorer:
                 edited = pipeline.apply(prompt)
                 spans.append(self._renderer.span(edited.system, edited.user, response))
         scores = scoring.score_spans(self._loaded, spans, batch_tokens=self._batch_tokens)
+        # Weights are mapped from the disk: whoever writes to the file has changed the model under these numbers.
+        self._loaded.still_unchanged()
         notes = {
             "seconds": time.monotonic() - started,
             "peak_memory_bytes": _peak_memory(self._loaded.device_class),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,7 +17,7 @@ from sqlalchemy import create_engine, text
 from sqlalchemy.pool import NullPool
 
 from registry import database, localdb
-from registry.errors import BadInput, Busy, Unsupported
+from registry.errors import BadInput, Busy, Refused, Unsupported
 from registry.queries import jobs as job_rows
 from registry.queries import models, textsets, vectors
 from registry.textsets import Pair, freeze
@@ -270,6 +271,34 @@ def test_provenance_stands_beside_the_vector(registered):
     assert provenance["peak_memory_bytes"] > 1e6
     assert provenance["job_id"] == job.id
     assert {"torch", "transformers", "tokenizers"} <= set(provenance["runs"][0]["versions"])
+
+
+def test_weights_that_change_while_they_are_scored_end_the_job(
+    fresh_database, population_member, monkeypatch, tmp_path
+):
+    from tasks import registration, scoring
+
+    folder = tmp_path / "copy"
+    shutil.copytree(population_member("llama-base").path, folder)
+    with database.session() as session:
+        model, _ = models.register(session, registration.candidate(str(folder)))
+        textsets.add(session, "small", freeze([Pair(f"Question {n}?", f"Answer number {n}.") for n in range(4)]))
+    real = scoring.score_spans
+
+    def while_somebody_writes(*arguments, **options):
+        scores = real(*arguments, **options)
+        with (folder / "model.safetensors").open("r+b") as file:
+            file.seek(-100, os.SEEK_END)
+            file.write(b"\0" * 100)
+        return scores
+
+    monkeypatch.setattr(scoring, "score_spans", while_somebody_writes)
+    job, _ = jobs.open_score(model, "small", ["base"], "chat", "float32")
+    with pytest.raises(Refused, match="changed"):
+        jobs.score(job, device="cpu")
+    with database.session() as session:
+        assert session.scalar(text("select count(*) from shards")) == 0
+        assert session.scalar(text("select count(*) from vectors")) == 0
 
 
 def test_many_non_finite_texts_mark_the_model_unstable(registered, monkeypatch):
