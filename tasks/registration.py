@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from registry.errors import NotFound, Refused
+from registry.errors import HubUnavailable, NotFound, Refused
 from registry.identity import Candidate
 from tasks import hub, hub_models, local_models
 from tasks.references import HubReference, parse
@@ -35,9 +35,11 @@ def candidate(
     if isinstance(place, HubReference):
         try:
             return hub_models.of_hub(place, name, trust_remote_code, base)
-        except Refused as error:
-            if error.reason == "not_found_or_private" and Path(reference).exists():
-                error.hint = f"something of that name lies here: write ./{reference}"
+        except (Refused, HubUnavailable) as error:
+            unknown = isinstance(error, HubUnavailable) or error.reason == "not_found_or_private"
+            if unknown and Path(reference).exists():
+                kind = "folder" if Path(reference).is_dir() else "file"
+                error.hint = f"a {kind} of that name lies here: to register it write ./{reference}"
             raise
     if place.is_file():
         if place.suffix != ".gguf":

@@ -256,3 +256,15 @@ def test_gguf_of_a_repo(fake_hub: FakeHub) -> None:
     fake_hub.repos["org/m-GGUF"].extra["gguf"]["architecture"] = "brandnew"
     with pytest.raises(Refused, match="cannot read GGUF files"):
         registration.candidate("org/m-GGUF:m.Q8_0.gguf")
+
+
+def test_a_folder_here_is_pointed_out_where_the_hub_has_no_answer(
+    fake_hub: FakeHub, tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tiny_llama.parent.parent)
+    name = f"{tiny_llama.parent.name}/{tiny_llama.name}"
+    for answer in ((404, {"X-Error-Code": "RepoNotFound"}), (500, {})):
+        fake_hub.refusals[name] = answer
+        with pytest.raises((Refused, HubUnavailable)) as caught:
+            registration.candidate(name)
+        assert caught.value.hint == f"a folder of that name lies here: to register it write ./{name}"
