@@ -171,15 +171,19 @@ def _row(info: Any) -> dict[str, Any]:
 
 def _source(info: Any, format: Format) -> dict[str, Any]:
     """Where the set came from: whole in JSON, in sentences for a person."""
-    from registry.textsets import report_sentences
-
     if format is Format.json:
         return {"source": info.source}
     source = dict(info.source)
     report = source.pop("report", None)
     if format in (Format.auto, Format.table):
-        source = _in_words(source)
-    return {"source": source, "report": "; ".join(report_sentences(report)) if report else None}
+        return {"source": _in_words(source), **_report_of(report)}
+    return {"source": source, **_report_of(report)}
+
+
+def _report_of(report: dict[str, Any] | None) -> dict[str, Any]:
+    from registry.textsets import report_sentences
+
+    return {"report": "; ".join(report_sentences(report)) if report else None}
 
 
 def _in_words(source: dict[str, Any]) -> str:
