@@ -29,6 +29,6 @@ def require_same(watched: Mapping[Path, Mapping[str, int]], name: str) -> None:
         if not path.is_file() or not same(stamp(path), known):
             raise Refused(
                 "changed",
-                f"{path} was written while {name} was in use: the numbers may be those of other weights",
+                f"{path} changed while {name} was in use: the numbers may be those of other weights",
                 hint="leave a model's files alone while it is scored; register what lies there now and score that",
             )
