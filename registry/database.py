@@ -9,12 +9,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Engine, create_engine, event, text
+from sqlalchemy import URL, Engine, create_engine, event, text
 from sqlalchemy.engine import make_url
-from sqlalchemy.exc import DBAPIError, OperationalError
+from sqlalchemy.exc import ArgumentError, DBAPIError, OperationalError
 from sqlalchemy.orm import Session
 
-from registry.errors import Conflict, DatabaseUnavailable
+from registry.errors import BadInput, Conflict, DatabaseUnavailable
 from registry.settings import settings
 
 # Any fixed number: every process that migrates this database takes this advisory lock first.
@@ -45,9 +45,25 @@ def engine() -> Engine:
     return _engines[key]
 
 
+def shown(url: URL) -> str:
+    """For people: no password, wherever in the URL it stands."""
+    hidden = {name: "***" if "pass" in name.lower() else value for name, value in url.query.items()}
+    return url.set(query=hidden).render_as_string(hide_password=True)
+
+
 def make_engine(url: str) -> Engine:
+    """Raises BadInput for what is not the URL of a PostgreSQL, without repeating it: it may hold a password."""
+    try:
+        parsed = make_url(url)
+    except (ArgumentError, ValueError) as error:
+        raise BadInput("DATABASE_URL is not a URL", hint="postgresql://user:password@host:port/database") from error
+    if parsed.drivername != "postgresql+psycopg":
+        raise BadInput(
+            f"DATABASE_URL names {parsed.drivername}, and modelkin speaks to PostgreSQL through psycopg",
+            hint="postgresql://user:password@host:port/database",
+        )
     made = create_engine(
-        make_url(url),
+        parsed,
         pool_pre_ping=True,
         pool_size=4,
         connect_args={"connect_timeout": 10, "application_name": "modelkin"},
@@ -103,7 +119,7 @@ def migrate(bind: Engine | None = None, revision: str = "head") -> None:
     from alembic import command
 
     bind = bind or engine()
-    _probe(bind)
+    _require_not_newer(current_revision(bind))
     try:
         with _alembic:
             command.upgrade(alembic_config(bind), revision)
@@ -111,7 +127,7 @@ def migrate(bind: Engine | None = None, revision: str = "head") -> None:
         if "vector" not in str(error.orig):
             raise
         raise DatabaseUnavailable(
-            f"pgvector cannot be set up in {bind.url.render_as_string()}: {str(error.orig).splitlines()[0]}",
+            f"pgvector cannot be set up in {shown(bind.url)}: {str(error.orig).splitlines()[0]}",
             hint="install pgvector on that server and run `create extension vector` there as a superuser, or unset "
             "DATABASE_URL to use the embedded database",
         ) from error
@@ -169,20 +185,23 @@ def _require_current_schema(bind: Engine) -> None:
             f"the database is at migration {current}, this version of modelkin needs {head}",
             hint="run `modelkin init` to migrate it (take a backup first)",
         )
-    elif current > head:
+    _require_not_newer(current)
+    _checked.add(str(bind.url))
+
+
+def _require_not_newer(current: str | None) -> None:
+    if current is not None and current > head_revision():
         raise Conflict(
-            f"the database is at migration {current}, newer than this version of modelkin knows ({head})",
+            f"the database is at migration {current}, newer than this version of modelkin knows ({head_revision()})",
             hint="upgrade modelkin",
         )
-    _checked.add(str(bind.url))
 
 
 def _probe(bind: Engine) -> None:
     try:
         bind.connect().close()
     except OperationalError as error:
-        shown = bind.url.render_as_string(hide_password=True)
         raise DatabaseUnavailable(
-            f"cannot connect to {shown}: {str(error.orig).strip()}",
+            f"cannot connect to {shown(bind.url)}: {str(error.orig).strip()}",
             hint="check DATABASE_URL, or unset it to use the embedded database",
         ) from error

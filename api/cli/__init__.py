@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import typer
+    from sqlalchemy.exc import DBAPIError
 
 
 def main() -> None:
@@ -91,13 +92,30 @@ def _outside_error(error: Exception) -> tuple[str, str, int] | None:
     if "sqlalchemy.exc" in sys.modules:
         from sqlalchemy.exc import DBAPIError
 
-        if isinstance(error, DBAPIError) and (error.connection_invalidated or "connection" in str(error.orig).lower()):
-            return (
-                f"the database went away: {str(error.orig).strip()}",
-                "run the same command again: finished work was kept",
-                7,
-            )
+        if isinstance(error, DBAPIError):
+            return _database_error(error)
     return None
+
+
+def _database_error(error: DBAPIError) -> tuple[str, str, int]:
+    """Without the statement and its parameters, which are of no use to whoever typed a command."""
+    said = str(error.orig).strip().splitlines()[0] if str(error.orig).strip() else type(error.orig).__name__
+    code = getattr(error.orig, "sqlstate", None) or ""
+    if code == "53100":
+        return f"the database's disk is full: {said}", "free some space; finished work was kept, run the same again", 7
+    if code == "25006":
+        return f"the database is read-only: {said}", "point DATABASE_URL to a server that may be written to", 7
+    if error.connection_invalidated or code.startswith(("08", "57")) or not code:
+        return f"the database went away: {said}", "run the same command again: finished work was kept", 7
+    if code in ("42501", "28000", "28P01"):
+        return f"the database does not allow it: {said}", "check the rights of the user in DATABASE_URL", 7
+    if code in ("42P07", "42P01", "42703"):
+        return (
+            f"the database's tables are not modelkin's: {said}",
+            "give modelkin a database of its own, or restore a backup of this one",
+            4,
+        )
+    return f"the database refused: {said} ({code})", "if this looks like a fault of modelkin's, please report it", 1
 
 
 def _fail(message: str, hint: str | None, code: int) -> None:

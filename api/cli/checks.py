@@ -151,7 +151,9 @@ def database() -> Iterator[Check]:
 def database_shown(url: URL) -> str:
     """Of the embedded one its folder: its URL is the path of a socket, percent-encoded, that nobody types."""
     if settings().database_url is not None:
-        return f"DATABASE_URL: {url.render_as_string(hide_password=True)}"
+        from registry.database import shown
+
+        return f"DATABASE_URL: {shown(url)}"
     from registry.localdb.places import locate
 
     return f"embedded (under {locate(settings().home).state})"

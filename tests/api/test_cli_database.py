@@ -162,3 +162,50 @@ def test_init_says_why_the_embedded_database_cannot_start(modelkin: Modelkin, tm
     assert ran.stdout == ""
     assert "holds no postgres" in ran.stderr
     assert "hint: MODELKIN_POSTGRES_BIN" in ran.stderr
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("mysql://me:hidden-word@h/x", "mysql"),
+        ("postgresql+asyncpg://me:hidden-word@h/x", "asyncpg"),
+        ("no url hidden-word", "not a URL"),
+        ("postgres://me:hidden-word@h:port/x", "not a URL"),
+        ("postgres://127.0.0.1:9/x?user=me&password=hidden-word", "cannot connect"),
+        ("postgres://127.0.0.1:9/x?user=me&sslpassword=hidden-word", "cannot connect"),
+    ],
+)
+def test_a_database_url_that_cannot_be_used_ends_in_a_sentence_without_its_password(modelkin, url, said):
+    for command in (["init"], ["model", "list"]):
+        ran = modelkin(*command, DATABASE_URL=url)
+        assert ran.returncode in (2, 7), ran.stderr
+        assert said in ran.stderr
+        assert "Traceback" not in ran.stderr
+        assert "hidden-word" not in ran.stdout + ran.stderr
+
+
+@pytest.mark.parametrize(
+    ("statement", "said", "code"),
+    [
+        ("update alembic_version set version_num = '0999'", "newer than this version", 4),
+        ("drop table alembic_version", "not modelkin's", 4),
+    ],
+)
+def test_a_database_of_another_making_is_left_as_it_is(modelkin, database_url, statement, said, code):
+    execute(database_url, statement)
+    for command in (["init"], ["model", "list"]):
+        ran = modelkin(*command, DATABASE_URL=database_url)
+        assert ran.returncode == code, ran.stderr
+        assert said in ran.stderr
+        assert "Traceback" not in ran.stderr
+
+
+def test_a_database_that_may_only_be_read_says_so(modelkin, database_url, tmp_path):
+    pairs = tmp_path / "pairs.jsonl"
+    pairs.write_text('{"prompt": "a", "response": "b"}\n')
+    name = make_url(database_url).database
+    execute(database_url, f"alter database {name} set default_transaction_read_only = on")
+    ran = modelkin("textset", "add", str(pairs), "--name", "mine", DATABASE_URL=database_url)
+    assert ran.returncode == 7, ran.stderr
+    assert "read-only" in ran.stderr
+    assert "Traceback" not in ran.stderr
