@@ -13,7 +13,7 @@ or members changed, and may be deleted at any time.  Files of one folder:
     gap_counts.i4    int32 [K]: how many of them each row has
     offset.f64       float64 [N]: the per-text offset
 
-The per-text offset (the mean of the first rows) changes no distance, but it is what lets a float32 product tell near
+The per-text offset (the median of the first rows) changes no distance, but it is what lets a float32 product tell near
 duplicates apart: without it |x|² is 10⁵ times the distance that is asked for.
 """
 
@@ -39,9 +39,12 @@ from registry.spaces import Space
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-FORMAT = 2
+FORMAT = 3
 OFFSET_ROWS = 256
-"""Rows whose mean is the per-text offset; any offset near the bulk will do."""
+"""Rows whose median is the per-text offset; any offset near the bulk will do."""
+
+LARGEST = 3e38
+"""Near the end of float32."""
 
 BLOCK_ROWS = 256
 
@@ -228,9 +231,9 @@ def _append(session: Session, data: Path, n: int, start: int, gaps: int, new: Se
             gaps += len(missing)
             xi = _centered(raw, valid)
             if offset is None:
-                offset = xi[:OFFSET_ROWS].sum(axis=0) / np.maximum(valid[:OFFSET_ROWS].sum(axis=0), 1)
+                offset = _middle(xi[:OFFSET_ROWS], valid[:OFFSET_ROWS])
                 offset.tofile(offset_file)
-            centered = np.where(valid, xi - offset, 0.0).astype("<f4")
+            centered = np.clip(np.where(valid, xi - offset, 0.0), -LARGEST, LARGEST).astype("<f4")
             files["raw.f32"].write(raw.astype("<f4").tobytes())
             files["statuses.u1"].write(statuses.tobytes())
             files["centered.f32"].write(centered.tobytes())
@@ -246,6 +249,14 @@ def _append(session: Session, data: Path, n: int, start: int, gaps: int, new: Se
             file.flush()
             os.fsync(file.fileno())
     return gaps
+
+
+def _middle(xi: Array, valid: Array) -> Array:
+    """The median over rows, text by text: one model with a wild value must not take everybody's digits."""
+    some = valid.any(axis=0)
+    middle = np.zeros(xi.shape[1])
+    middle[some] = np.nanmedian(np.where(valid, xi, np.nan)[:, some], axis=0)
+    return middle
 
 
 def _centered(raw: Array, valid: Array) -> Array:

@@ -91,6 +91,8 @@ def nearest(
     mark = Mark.read(after) if after is not None else None
     if bootstrap < 0:
         raise BadInput(f"a bootstrap needs a positive number of draws, not {bootstrap}")
+    if seed < 0:
+        raise BadInput(f"a seed is not negative, {seed} is")
     chosen, held = _choose(session, model, text_set, transform, profile)
     info = textsets.by_id(session, held.text_set_id)
     space = log_likelihood_space(info.content_hash, held.profile, held.unit)

@@ -10,6 +10,7 @@ from sqlalchemy import text
 
 from registry.errors import Ambiguous, BadInput, NotFound, SpaceMismatch
 from registry.identity import Candidate, hub_identity
+from registry.methods import log_likelihood as method
 from registry.queries import divergence, evidence, models, textsets
 from registry.queries.nearest import nearest
 from registry.spaces import log_likelihood_space
@@ -304,3 +305,27 @@ def test_of_two_units_on_one_set_nats_are_meant(session, registry, family):
     # Stored first, and the alphabetically first unit.
     registry.vector(family["centre"], np.arange(N), unit="bits_per_byte", dtype="unknown", engine_version=0)
     assert nearest(session, family["centre"], k=1).items[0].statistic == "kl_nats"
+
+
+@pytest.mark.parametrize("wild", [-1e9, -1e30, -3.4e38])
+@pytest.mark.parametrize("first", [True, False])
+def test_one_wild_value_hides_nobodys_neighbours(session, registry, wild, first):
+    generator = np.random.default_rng(11)
+    centre = generator.normal(-590, 200, N)
+    values = centre + generator.normal(0, 1, (150, N)) * (1 + np.arange(150) % 13)[:, None]
+    values[0 if first else 120, 7] = wild
+    stored = values.astype(np.float32)
+    rows = [registry.add("m0", stored[0])]
+    # The cache is begun with the first model alone, be it the wild one.
+    assert handles(nearest(session, rows[0])) == []
+    rows += [registry.add(f"m{n}", stored[n]) for n in range(1, len(stored))]
+    # Seen from the wild one itself, beyond 1e9 all others are equally far in float64 too.
+    for at in (5, 0 if first else 120) if wild > -1e10 else (5,):
+        exact = [method.kl_nats(method.differences(stored[at], other, np.ones(N, bool))).value for other in stored]
+        expected = [n for n in np.argsort(exact, kind="stable") if n != at][:10]
+        assert handles(nearest(session, rows[at])) == [f"org/m{n}" for n in expected]
+
+
+def test_a_negative_seed_is_refused(session, family):
+    with pytest.raises(BadInput, match="seed"):
+        nearest(session, family["centre"], bootstrap=10, seed=-1)
