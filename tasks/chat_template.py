@@ -6,6 +6,7 @@ and limits on output and time, and only in a worker.
 
 from __future__ import annotations
 
+import re
 import signal
 import threading
 import time
@@ -25,6 +26,9 @@ _CLOCK = datetime(2024, 7, 26, 12, tzinfo=UTC)
 MAX_SECONDS = 5.0
 MAX_OUTPUT_CHARS = 2_000_000
 """Beyond what was put in; nested loops in a template otherwise fill any memory."""
+
+MAX_BITS = 10_000
+"""Of an integer that a template computes."""
 
 # A newline inside: the repr of a list of parts, or JSON, would escape it, and then the text is not there verbatim.
 _PROMPT_PROBE = "Zq7prompt\nprobe7qZ"
@@ -171,17 +175,47 @@ def _template_text(tokenizer: Any) -> str:
 
 
 def _compile(text: str) -> Any:
-    """The sandboxed environment is transformers' own: its filters, its extensions, its security fixes."""
+    """The sandboxed environment is transformers' own: its filters, its extensions, its security fixes.
+
+    But nothing in it draws at random, since a model must score the same twice; and no single operation is so large that
+    neither the time limit nor the output limit would see it end.
+    """
     from transformers.utils.chat_template_utils import _compile_jinja_template
 
     try:
-        return _compile_jinja_template(text)
+        # Of an empty template: compiling theirs would already compute its constants.
+        environment = _compile_jinja_template("").environment.overlay()
+        environment.filters = {name: one for name, one in environment.filters.items() if name != "random"}
+        environment.globals = {name: one for name, one in environment.globals.items() if name != "lipsum"}
+        environment.intercepted_binops = frozenset({"*", "**", "%"})
+        environment.call_binop = lambda context, operator, left, right: _bounded(
+            environment.binop_table[operator], operator, left, right
+        )
+        return environment.from_string(text)
     except Exception as error:
         raise Refused(
             "bad_template",
             f"the chat template is not valid: {type(error).__name__}: {error}",
             hint="score it with --profile plain",
         ) from error
+
+
+def _bounded(operation: Any, operator: str, left: Any, right: Any) -> Any:
+    """`left operator right`, unless the result would be huge.  Raises TemplateFailed."""
+    numbers = isinstance(left, int) and isinstance(right, int)
+    if operator == "**":
+        huge = numbers and abs(left) > 1 and right > MAX_BITS / abs(left).bit_length()
+    elif operator == "%":
+        # "%1000000000d" % 1
+        huge = isinstance(left, str) and re.search(r"%[^a-zA-Z%]*\d{7}", left) is not None
+    elif numbers:
+        huge = left.bit_length() + right.bit_length() > MAX_BITS
+    else:
+        sizes = [len(one) if hasattr(one, "__len__") else one for one in (left, right)]
+        huge = all(isinstance(one, int) for one in sizes) and sizes[0] * sizes[1] > MAX_OUTPUT_CHARS
+    if huge:
+        raise TemplateFailed(f"the template computes something huge ({operator})")
+    return operation(left, right)
 
 
 def _too_slow() -> TemplateFailed:

@@ -385,7 +385,7 @@ def test_no_blank_is_put_before_a_response_encoded_alone(response: str) -> None:
 def test_a_tokenizer_without_offsets_splits() -> None:
     made = ByT5Tokenizer()
     made.chat_template = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"
-    found = Renderer(made, "chat", None, 1000)
+    found = Renderer(made, "chat", None, 10_000)
     span = found.span(None, "Hi", "né 😀")
     assert (span.status, span.reason) == (Status.SPLIT, "no offsets")
     assert [one - 3 for one in span.response_ids] == list("né 😀".encode())
@@ -533,3 +533,32 @@ def test_lower_casing_is_a_documented_loss_and_dropped_characters_are_not() -> N
     lossy = Tokenizer.from_str(json.dumps({**json.loads(RAW), "normalizer": strip}))
     with pytest.raises(Refused, match="turns"):
         verify_tokenizer(PreTrainedTokenizerFast(tokenizer_object=lossy), None)
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "10 ** (10 ** 8)",
+        "2 ** 99999",
+        "'x' * 10 ** 10",
+        "[1] * 10 ** 10",
+        "9 ** 3000 * 9 ** 3000 * 9 ** 9000",
+        "'%1000000000d' % 1",
+    ],
+)
+def test_a_single_huge_operation_ends_at_once(expression):
+    """Neither a signal nor a check between blocks interrupts one operation of the interpreter."""
+    with pytest.raises(Refused, match="something huge"):
+        Renderer(tokenizer("{{ " + expression + " }}" + CHATML), "chat", None, 10_000)
+
+
+def test_small_arithmetic_stays_allowed():
+    harmless = "{% set n = 2 ** 10 * 3 % 7 %}{{ '-' * n }}{{ '%s' % n }}"
+    assert Renderer(tokenizer(harmless + CHATML), "chat", None, 10_000).span(None, "a", "b").status == Status.OK
+
+
+@pytest.mark.parametrize("expression", ["['a', 'b']|random", "lipsum(1)"])
+def test_a_template_that_draws_at_random_is_refused(expression):
+    with pytest.raises(Refused) as caught:
+        Renderer(tokenizer("{{ " + expression + " }}" + CHATML), "chat", None, 10_000)
+    assert caught.value.reason == "bad_template"
