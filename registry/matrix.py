@@ -32,6 +32,7 @@ import numpy as np
 from sqlalchemy.orm import Session
 
 from registry.canonical import hash_json
+from registry.errors import Unavailable
 from registry.queries import textsets, transforms, vectors
 from registry.queries.vectors import Member
 from registry.settings import settings
@@ -39,7 +40,7 @@ from registry.spaces import Space
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-FORMAT = 3
+FORMAT = 4
 OFFSET_ROWS = 256
 """Rows whose median is the per-text offset; any offset near the bulk will do."""
 
@@ -106,7 +107,8 @@ def load(session: Session, text_set: textsets.TextSetInfo, transform: transforms
                 manifest = _refresh(session, folder, text_set, transform, space, stamp)
             # Under the lock nobody removes what the manifest names.
             matrix = _mapped(folder, manifest, transform, space)
-            assert matrix is not None
+            if matrix is None:
+                raise Unavailable(f"the cache in {folder} is being deleted by another program", hint="try again")
     _opened[folder] = (stamp, matrix)
     return matrix
 
@@ -126,19 +128,22 @@ def _folder(text_set: textsets.TextSetInfo, transform: transforms.TransformInfo,
 
 
 def _manifest(folder: Path) -> dict[str, Any] | None:
-    """None unless it is readable and every file is at least as long as it says."""
+    """None unless it is readable and nobody has written to the files since it was: as after a killed writer."""
     try:
         manifest: dict[str, Any] = json.loads((folder / "manifest.json").read_text())
         if manifest["format"] != FORMAT:
             return None
-        k, n, gaps = len(manifest["members"]), manifest["n_texts"], manifest["gaps"]
-        data = _data(folder, manifest)
-        for name, size in _sizes(k, n, gaps).items():
-            if (data / name).stat().st_size < size:
-                return None
+        if manifest["files"] != _stamps(_data(folder, manifest)) or any(len(one) != 7 for one in manifest["members"]):
+            return None
         return manifest
     except (OSError, ValueError, KeyError, TypeError):
         return None
+
+
+def _stamps(data: Path) -> dict[str, list[int]]:
+    """Size and time of writing of every file."""
+    found = {name: (data / name).stat() for name in _sizes(0, 0, 0)}
+    return {name: [one.st_size, one.st_mtime_ns] for name, one in found.items()}
 
 
 def _sizes(k: int, n: int, gaps: int) -> dict[str, int]:
@@ -190,6 +195,7 @@ def _refresh(
         "transform": transform.name,
         "n_texts": text_set.n_texts,
         "gaps": gaps,
+        "files": _stamps(data),
         "response_bytes": sizes,
         "members": [_entry(one) for one in wanted],
     }
@@ -330,6 +336,8 @@ def _views(folder: Path, manifest: dict[str, Any], transform: transforms.Transfo
 
 
 def _replace(path: Path, content: str) -> None:
+    if path.is_dir():
+        shutil.rmtree(path)
     scratch = path.with_suffix(f".{os.getpid()}.tmp")
     with scratch.open("w") as file:
         file.write(content)

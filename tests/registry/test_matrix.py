@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 
@@ -40,22 +41,35 @@ def test_new_vectors_are_appended_and_found(session, registry, family, home):
     assert len(after["members"]) == len(before["members"]) + 1
 
 
-@pytest.mark.parametrize("damage", ["manifest", "truncated", "gone", "flipped"])
+@pytest.mark.parametrize("damage", ["manifest", "folder", "short", "truncated", "gone", "zeroed", "flipped"])
 def test_a_damaged_cache_is_made_anew(damage, session, family, home):
     whole = nearest(session, family["centre"], k=5)
     (folder,) = folders(home)
     (data,) = folder.glob("data-*")
     if damage == "manifest":
         (folder / "manifest.json").write_text('{"format": 1, "mem')
+    elif damage == "folder":
+        (folder / "manifest.json").unlink()
+        (folder / "manifest.json").mkdir()
+    elif damage == "short":
+        manifest = json.loads((folder / "manifest.json").read_text())
+        manifest["members"][0] = manifest["members"][0][:3]
+        (folder / "manifest.json").write_text(json.dumps(manifest))
+    elif damage == "zeroed":
+        with (data / "centered.f32").open("r+b") as file:
+            file.write(bytes(4 * N * 2))
     elif damage == "truncated":
         with (data / "raw.f32").open("r+b") as file:
             file.truncate(100)
     elif damage == "gone":
         (data / "centered.f32").unlink()
     else:
+        # As a failing disk does it: nothing but the values' own checksum tells.
+        before = (data / "raw.f32").stat()
         with (data / "raw.f32").open("r+b") as file:
             file.seek(4 * N + 40)
             file.write(b"\x00\x00\x00\x00")
+        os.utime(data / "raw.f32", ns=(before.st_atime_ns, before.st_mtime_ns))
     matrix._opened.clear()
     assert nearest(session, family["centre"], k=5).items == whole.items
 
