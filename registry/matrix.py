@@ -20,6 +20,7 @@ duplicates apart: without it |x|² is 10⁵ times the distance that is asked for
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import shutil
@@ -32,7 +33,7 @@ import numpy as np
 from sqlalchemy.orm import Session
 
 from registry.canonical import hash_json
-from registry.errors import Unavailable
+from registry.errors import NoSpace, Unavailable
 from registry.queries import textsets, transforms, vectors
 from registry.queries.vectors import Member
 from registry.settings import settings
@@ -40,12 +41,16 @@ from registry.spaces import Space
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-FORMAT = 4
+FORMAT = 5
 OFFSET_ROWS = 256
 """Rows whose median is the per-text offset; any offset near the bulk will do."""
 
-LARGEST = 3e38
-"""Near the end of float32."""
+LIMIT = 1e15
+"""Of a centred value: beyond it sums of squares leave float32.  Such a row is kept as 0 with an infinite norm, and is
+compared in float64 only."""
+
+ATTEMPTS = 3
+"""To build a folder that another program keeps deleting."""
 
 BLOCK_ROWS = 256
 
@@ -93,6 +98,8 @@ def load(session: Session, text_set: textsets.TextSetInfo, transform: transforms
     """The matrix of a space, brought up to date first.
 
     Two processes that find it out of date take turns.  A folder that cannot be read is made anew.
+
+    Raises Unavailable, or NoSpace, where the files cannot be written.
     """
     folder = _folder(text_set, transform, space)
     stamp = vectors.stamp(session, text_set.id, transform.id, space.profile, space.unit)
@@ -100,15 +107,17 @@ def load(session: Session, text_set: textsets.TextSetInfo, transform: transforms
         return _opened[folder][1]
     manifest = _manifest(folder)
     matrix = _mapped(folder, manifest, transform, space) if manifest and manifest["stamp"] == stamp else None
-    if matrix is None:
-        with _lock(folder):
+    for _ in range(ATTEMPTS):
+        if matrix is not None:
+            break
+        with _clear_errors(folder), contextlib.suppress(FileNotFoundError), _lock(folder):
             manifest = _manifest(folder)
             if manifest is None or manifest["stamp"] != stamp:
                 manifest = _refresh(session, folder, text_set, transform, space, stamp)
-            # Under the lock nobody removes what the manifest names.
+            # Under the lock no process of ours removes what the manifest names.
             matrix = _mapped(folder, manifest, transform, space)
-            if matrix is None:
-                raise Unavailable(f"the cache in {folder} is being deleted by another program", hint="try again")
+    if matrix is None:
+        raise Unavailable(f"the cache in {folder} is being deleted by another program", hint="try again")
     _opened[folder] = (stamp, matrix)
     return matrix
 
@@ -117,8 +126,20 @@ def discard(text_set: textsets.TextSetInfo, transform: transforms.TransformInfo,
     """Forgets the files, for whoever found them damaged; the next `load` makes them anew."""
     folder = _folder(text_set, transform, space)
     _opened.pop(folder, None)
-    with _lock(folder):
+    with _clear_errors(folder), _lock(folder):
         (folder / "manifest.json").unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _clear_errors(folder: Path) -> Iterator[None]:
+    """Raises NoSpace or Unavailable for what the file system refuses."""
+    try:
+        yield
+    except OSError as error:
+        message = f"the cache in {folder} cannot be written: {error.strerror or error}"
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise NoSpace(message, hint="free some space and run the same again") from error
+        raise Unavailable(message, hint=f"remove or repair {error.filename or folder}") from error
 
 
 def _folder(text_set: textsets.TextSetInfo, transform: transforms.TransformInfo, space: Space) -> Path:
@@ -239,12 +260,16 @@ def _append(session: Session, data: Path, n: int, start: int, gaps: int, new: Se
             if offset is None:
                 offset = _middle(xi[:OFFSET_ROWS], valid[:OFFSET_ROWS])
                 offset.tofile(offset_file)
-            centered = np.clip(np.where(valid, xi - offset, 0.0), -LARGEST, LARGEST).astype("<f4")
+            shifted = np.where(valid, xi - offset, 0.0)
+            beyond = np.abs(shifted).max(axis=1, initial=0.0) > LIMIT
+            shifted[beyond] = 0.0
+            centered = shifted.astype("<f4")
             files["raw.f32"].write(raw.astype("<f4").tobytes())
             files["statuses.u1"].write(statuses.tobytes())
             files["centered.f32"].write(centered.tobytes())
             # Of what is stored, not of what it was rounded from: the search subtracts products of the stored values.
             norms = np.einsum("ij,ij->i", centered, centered, dtype=np.float64)
+            norms[beyond] = np.inf
             files["norms.f64"].write(norms.tobytes())
             files["sums.f64"].write(centered.sum(axis=1, dtype=np.float64).tobytes())
             files["gaps.i4"].write(missing.tobytes())

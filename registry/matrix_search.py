@@ -38,7 +38,8 @@ def search(
     admitted[row] = False
     candidates = np.flatnonzero(admitted)
     margin = max(RERANKED_COMPLETE if table.complete else RERANKED_MASKED, 4 * count)
-    if len(candidates) > margin and not relative:
+    # One that float32 cannot hold is compared with everything.
+    if len(candidates) > margin and not relative and np.isfinite(table.norms[row]):
         candidates = _candidates(table, row, admitted, count, margin)
     distances = _exact(table, row, candidates, relative)
     order = np.lexsort((table.model_ids[candidates], distances))[:count]
@@ -55,9 +56,11 @@ def _candidates(table: Matrix, row: int, admitted: Array, count: int, margin: in
         approximate = approximate_distances(table, row)
         slack = ROUNDING * np.sqrt(table.norms) * np.sqrt(table.norms[row]) / n
     wild = ~np.isfinite(approximate) & (table.gap_counts < n)
-    approximate[wild], slack[wild] = -np.inf, 0.0
-    approximate[~admitted] = np.inf
+    # They may be anywhere: candidates all, but none that shows how near the nearest are.
+    slack[~np.isfinite(slack)] = 0.0
+    approximate[~admitted | wild] = np.inf
     reached = np.partition(approximate + slack, count - 1)[count - 1]
+    approximate[admitted & wild] = -np.inf
     best = np.argpartition(approximate, margin)[:margin]
     chosen = np.union1d(best, np.flatnonzero(approximate - slack <= reached))
     return chosen[admitted[chosen]]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 
@@ -12,6 +13,7 @@ import pytest
 from sqlalchemy import text
 
 from registry import database, matrix
+from registry.errors import Unavailable
 from registry.matrix_search import approximate_distances, search
 from registry.methods import log_likelihood as method
 from registry.queries import textsets, transforms, vectors
@@ -252,3 +254,62 @@ def test_near_duplicates_survive_single_precision(session, registry):
     table = load(session, registry)
     squared, counts = method.masked_squared_distances(table.raw[0], table.valid(0), table.raw, table.valid(slice(None)))
     assert approximate_distances(table, 0)[1:] == pytest.approx((squared / counts)[1:], rel=1e-3)
+
+
+@pytest.mark.parametrize("extreme", [-1e9, -1e30, -3.4e38])
+@pytest.mark.parametrize("gappy", [False, True])
+def test_extreme_values_spoil_no_other_row(extreme, gappy, session, registry):
+    generator = np.random.default_rng(5)
+    centre = generator.normal(-590, 200, N)
+    raw, valid = np.empty((400, N), np.float32), np.ones((400, N), bool)
+    for number in range(400):
+        raw[number] = centre + generator.normal(0, 0.1 * (1 + number % 97), N)
+        if number in (3, 17, 390):
+            raw[number, 5 + number % 2] = extreme
+        gaps = np.flatnonzero(generator.random(N) < 0.05) if gappy else []
+        registry.add(f"m{number}", raw[number], missing=gaps)
+        valid[number, gaps] = False
+    table = load(session, registry)
+    for at in (0, 1, 97, 3, 390):
+        squared, counts = method.masked_squared_distances(raw[at], valid[at], raw, valid)
+        exact = squared / counts
+        exact[at] = np.inf
+        nearest_ten = np.argsort(exact, kind="stable")[:10]
+        rows, distances = search(table, at, 10)
+        assert distances == pytest.approx(exact[nearest_ten], rel=1e-9)
+        if at not in (3, 390):
+            assert rows.tolist() == nearest_ten.tolist()
+
+
+@pytest.mark.parametrize("place", ["folder", "vectors", "cache"])
+def test_a_file_in_the_place_of_the_cache_is_one_clear_error(place, session, family, home):
+    nearest(session, family["centre"])
+    (folder,) = folders(home)
+    path = {"folder": folder, "vectors": folder.parent, "cache": folder.parent.parent}[place]
+    shutil.rmtree(path)
+    path.write_text("")
+    matrix._opened.clear()
+    with pytest.raises(Unavailable, match="cannot be written"):
+        nearest(session, family["centre"])
+
+
+@pytest.mark.parametrize("times", [1, 1000])
+def test_a_folder_removed_while_it_is_built(times, session, family, home, monkeypatch):
+    whole = nearest(session, family["centre"])
+    (folder,) = folders(home)
+    replace, left = matrix._replace, [times]
+
+    def lose_and_replace(path, content):
+        if left[0]:
+            left[0] -= 1
+            shutil.rmtree(folder)
+        replace(path, content)
+
+    shutil.rmtree(folder)
+    matrix._opened.clear()
+    monkeypatch.setattr(matrix, "_replace", lose_and_replace)
+    if times == 1:
+        assert nearest(session, family["centre"]).items == whole.items
+    else:
+        with pytest.raises(Unavailable, match="being deleted"):
+            nearest(session, family["centre"])
