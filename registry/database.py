@@ -178,7 +178,11 @@ def _require_current_schema(bind: Engine) -> None:
         return
     current, head = current_revision(bind), head_revision()
     if current is None:
-        # A database nobody has migrated holds nothing to be careful of.
+        if settings().database_url is not None:
+            # Perhaps not the database that was meant: a question must not fill it with tables.
+            raise Conflict(
+                f"{shown(bind.url)} holds no registry yet", hint="check DATABASE_URL, then run `modelkin init`"
+            )
         migrate(bind)
     elif current < head:
         raise Conflict(

@@ -10,6 +10,7 @@
     │   └── Busy            somebody else holds it; try again later
     ├── SpaceMismatch       two points of different spaces were to be compared
     ├── Refused             the model will not be registered or scored, and why
+    ├── Corrupt             what is stored does not match its checksum
     └── Unavailable         something outside modelkin does not answer
         ├── DatabaseUnavailable
         ├── HubUnavailable  rate limit, server error or no network: worth another try
@@ -70,9 +71,10 @@ class SpaceMismatch(ModelkinError):
 class Refused(ModelkinError):
     """A model that will not be registered or scored.
 
-    `reason` is a stable slug for programs: encoder_only, encoder_decoder, vision_only, pickle_only, remote_code,
-    missing_shards, gated, not_found_or_private, disabled, revision_gone, gguf_only, unsupported_format,
-    missing_backend, no_space, no_template, bad_weights, bad_tokenizer, …
+    `reason` is a stable slug for programs.  What it is: encoder_only, encoder_decoder, vision_only, vision_language,
+    unsupported_architecture, unsupported_format, gguf_only, no_weights, pickle_only, remote_code, missing_backend.
+    What is wrong with it: missing_shards, bad_weights, bad_tokenizer, no_template, bad_template, unloadable, changed,
+    adapter_without_base.  What its Hub says: gated, not_found_or_private, disabled, revision_gone, unauthorised.
     """
 
     status, slug, exit_code = 422, "refused", 6
@@ -80,6 +82,12 @@ class Refused(ModelkinError):
     def __init__(self, reason: str, message: str, *, hint: str | None = None) -> None:
         super().__init__(message, hint=hint)
         self.reason = reason
+
+
+class Corrupt(ModelkinError):
+    """Damage of the disk or the database; never a matter of what was asked."""
+
+    slug = "corrupt"
 
 
 class Unavailable(ModelkinError):

@@ -12,7 +12,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from registry import matrix
-from registry.errors import Ambiguous, BadInput, NotFound, SpaceMismatch
+from registry.errors import Ambiguous, BadInput, Corrupt, NotFound, SpaceMismatch
 from registry.evidence import Evidence
 from registry.matrix import Matrix
 from registry.matrix_search import search
@@ -100,7 +100,7 @@ def nearest(
     allowed = _allowed(session, table, model, info, among, chosen)
     try:
         found, following = _ranked(session, table, model, info, chosen, space, allowed, k, mark, bootstrap, seed)
-    except vectors.Corrupt:
+    except Corrupt:
         # The cache is damaged, not the database: made anew it agrees, or the second attempt says what is wrong.
         matrix.discard(info, chosen, space)
         table = matrix.load(session, info, chosen, space)
@@ -312,5 +312,5 @@ def _point(table: Matrix, row: int, ref: Any, transform: str) -> Point:
     member = table.members[int(table.model_ids[row])]
     values, statuses = np.asarray(table.raw[row]), np.asarray(table.statuses[row])
     if vectors.checksum(values.tobytes(), statuses.tobytes()) != member.checksum:
-        raise vectors.Corrupt(f"the cached row of vector {member.vector_id} is damaged")
+        raise Corrupt(f"the cached row of vector {member.vector_id} is damaged")
     return Point(ref, transform, member, values, vectors.is_valid(statuses))

@@ -144,17 +144,19 @@ def get(session: Session, name_or_hash: str) -> TextSetInfo:
 
 
 def ensure_starter(session: Session) -> TextSetInfo:
-    """The set named `starter`: the bundled one, unless somebody has given the name to another.
-
-    Raises Conflict when two processes bind the name to different content at once.
-    """
+    """The bundled set, stored on first use; its name is kept for it."""
     taken = session.scalar(select(TextSetName.name).where(TextSetName.name == STARTER))
     if taken is not None:
         return get(session, STARTER)
+    frozen, source = _bundled()
+    return add(session, STARTER, frozen, source=source)
+
+
+def _bundled() -> tuple[FrozenSet, dict[str, Any]]:
     from registry.exchange.text_rows import open_rows
 
     rows = open_rows(STARTER_FILE)
-    return add(session, STARTER, freeze(rows), source=rows.provenance())
+    return freeze(rows), rows.provenance()
 
 
 def by_id(session: Session, text_set_id: int) -> TextSetInfo:
@@ -285,6 +287,11 @@ def _add(session: Session, name: str, values: dict[str, Any], rows: Iterable[tup
 
 
 def _require_free(session: Session, name: str, content_hash: str) -> None:
+    # Commands that name no set mean the bundled one: nothing else may stand in its place, even before it is stored.
+    if name == STARTER and content_hash != _bundled()[0].content_hash:
+        raise Conflict(
+            f"the name {STARTER!r} is kept for the bundled text set", hint="choose another name for this one"
+        )
     bound = session.scalar(select(TextSet.content_hash).join(TextSetName).where(TextSetName.name == name))
     if bound is not None and bound != content_hash:
         raise Conflict(

@@ -17,7 +17,7 @@ import psycopg
 from sqlalchemy import select, text
 from sqlalchemy.orm import Session
 
-from registry.errors import BadInput, Conflict, ModelkinError
+from registry.errors import BadInput, Conflict, Corrupt
 from registry.statuses import FIRST_WITHOUT_VALUE, Status
 from registry.tables import Vector
 
@@ -51,12 +51,6 @@ COLUMNS = {
 
 # float32 before bfloat16 before float16 before what nobody knows.
 _DTYPE_RANK = "array_position(array['float32', 'bfloat16', 'float16'], v.dtype::text)"
-
-
-class Corrupt(ModelkinError):
-    """A stored vector does not match its checksum."""
-
-    slug = "corrupt"
 
 
 @dataclass(frozen=True)

@@ -83,7 +83,7 @@ class Vector(Base):
     noise_floor_nats: Mapped[float | None] = mapped_column(Float(53))
     """KL of this vector with a re-scoring of itself; null where it was not measured."""
     path: Mapped[str]
-    """Which code path made it: `universal`, or `import:<format>`."""
+    """Which code path made it: `right-padded`, or `import:<format>`."""
     device_class: Mapped[str]
     attention: Mapped[str]
     template_hash: Mapped[str | None]

@@ -185,17 +185,17 @@ def test_a_database_url_that_cannot_be_used_ends_in_a_sentence_without_its_passw
 
 
 @pytest.mark.parametrize(
-    ("statement", "said", "code"),
+    ("statement", "at_init", "at_a_question"),
     [
-        ("update alembic_version set version_num = '0999'", "newer than this version", 4),
-        ("drop table alembic_version", "not modelkin's", 4),
+        ("update alembic_version set version_num = '0999'", "newer than this version", "newer than this version"),
+        ("drop table alembic_version", "not modelkin's", "holds no registry"),
     ],
 )
-def test_a_database_of_another_making_is_left_as_it_is(modelkin, database_url, statement, said, code):
+def test_a_database_of_another_making_is_left_as_it_is(modelkin, database_url, statement, at_init, at_a_question):
     execute(database_url, statement)
-    for command in (["init"], ["model", "list"]):
+    for command, said in ((["init"], at_init), (["model", "list"], at_a_question)):
         ran = modelkin(*command, DATABASE_URL=database_url)
-        assert ran.returncode == code, ran.stderr
+        assert ran.returncode == 4, ran.stderr
         assert said in ran.stderr
         assert "Traceback" not in ran.stderr
 
@@ -209,3 +209,18 @@ def test_a_database_that_may_only_be_read_says_so(modelkin, database_url, tmp_pa
     assert ran.returncode == 7, ran.stderr
     assert "read-only" in ran.stderr
     assert "Traceback" not in ran.stderr
+
+
+def test_a_question_leaves_an_empty_database_empty(modelkin, database_url):
+    name = make_url(database_url).database
+    execute(database_url, "drop schema public cascade", "create schema public")
+    ran = modelkin("model", "list", DATABASE_URL=database_url)
+    assert ran.returncode == 4
+    assert f"/{name}" in ran.stderr
+    assert "holds no registry" in ran.stderr
+    assert "modelkin init" in ran.stderr
+    engine = create_engine(database_url, poolclass=NullPool)
+    with engine.connect() as connection:
+        assert connection.scalar(text("select count(*) from pg_tables where schemaname = 'public'")) == 0
+    assert modelkin("init", DATABASE_URL=database_url).returncode == 0
+    assert modelkin("model", "list", DATABASE_URL=database_url).returncode == 0

@@ -13,10 +13,10 @@ import pytest
 from sqlalchemy import text
 
 from registry import database, matrix
-from registry.errors import Unavailable
+from registry.errors import Corrupt, Unavailable
 from registry.matrix_search import approximate_distances, search
 from registry.methods import log_likelihood as method
-from registry.queries import textsets, transforms, vectors
+from registry.queries import textsets, transforms
 from registry.queries.nearest import nearest
 from registry.spaces import log_likelihood_space
 from registry.textsets import Pair, freeze
@@ -94,7 +94,7 @@ def test_damage_in_the_database_is_not_hidden(session, registry, family):
         text("update vectors set log_likelihoods = set_byte(log_likelihoods, 5, 1) where model_id = :id"),
         {"id": family[1].id},
     )
-    with pytest.raises(vectors.Corrupt, match="of org/m1@unknown, does not match its checksum"):
+    with pytest.raises(Corrupt, match="of org/m1@unknown, does not match its checksum"):
         nearest(session, family["centre"])
 
 

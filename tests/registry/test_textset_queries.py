@@ -175,11 +175,6 @@ def test_starter_is_there_without_being_added(session):
     assert textsets.ensure_starter(session).id == info.id
 
 
-def test_a_users_own_starter_stays(session):
-    mine = textsets.add(session, "starter", some())
-    assert textsets.ensure_starter(session).id == mine.id
-
-
 ADD = """
 import sys
 from registry import database
@@ -260,3 +255,11 @@ def test_an_add_that_fails_half_way_leaves_nothing(fresh_database):
     with database.session() as session:
         assert session.scalar(select(func.count()).select_from(TextSet)) == 0
         assert session.scalar(select(func.count()).select_from(Text)) == 0
+
+
+def test_the_name_of_the_bundled_set_is_kept_for_it(session):
+    with pytest.raises(Conflict, match="bundled"):
+        textsets.add(session, "starter", freeze([Pair("a", "b")]))
+    with pytest.raises(Conflict, match="bundled"):
+        textsets.add_opaque(session, "starter", ["a", "b"])
+    assert textsets.get(session, "starter").n_texts > 300
