@@ -4,12 +4,13 @@ from registry.tables.base import Base
 from registry.tables.evidence import EvidenceRow
 from registry.tables.jobs import Job, Lease, Shard
 from registry.tables.models import AliasEvent, Model, ModelAlias, ModelTag
-from registry.tables.observations import Vector
+from registry.tables.observations import Canary, Vector
 from registry.tables.texts import Text, TextSet, TextSetName, Transform
 
 __all__ = [
     "AliasEvent",
     "Base",
+    "Canary",
     "EvidenceRow",
     "Job",
     "Lease",

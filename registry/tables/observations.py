@@ -1,4 +1,4 @@
-"""What models gave: log-likelihoods.  Raw, float32, never rewritten."""
+"""What models gave: log-likelihoods, raw, float32, never rewritten; and which code path may make them."""
 
 from __future__ import annotations
 
@@ -90,4 +90,35 @@ class Vector(Base):
     tokenizer_hash: Mapped[str | None]
     provenance: Mapped[dict[str, Any]] = mapped_column(JSONB, server_default="{}")
     """Library versions, device name, batch budget, seconds, peak memory, job id, counts by status."""
+    created_at: Mapped[created]
+
+
+class Canary(Base):
+    """Whether the fast path agrees with one text at a time, for one model under one set of versions.
+
+    Most fast paths fail silently on some architectures, so none is trusted before it was tried; see `tasks.canary`.
+    """
+
+    __tablename__ = "canaries"
+    __table_args__ = (
+        UniqueConstraint(
+            "model_id", "engine_version", "transformers", "torch", "dtype", "device_class", name="uq_canaries_case"
+        ),
+        CheckConstraint("worst_nats is null or (worst_nats >= 0 and worst_nats < 'Infinity')", name="worst"),
+    )
+
+    id: Mapped[bigid]
+    model_id: Mapped[int] = mapped_column(ForeignKey("models.id", ondelete="CASCADE"))
+    engine_version: Mapped[int]
+    transformers: Mapped[str]
+    """Version: its models and masks are what the fast path relies on."""
+    torch: Mapped[str]
+    dtype: Mapped[str]
+    device_class: Mapped[str]
+    path: Mapped[str]
+    """The path to use from now on."""
+    worst_nats: Mapped[float | None] = mapped_column(Float(53))
+    """The fast path's largest difference from one text at a time; null where it could not run."""
+    reason: Mapped[str] = mapped_column(server_default="")
+    """Why the fast path is not used; empty when it is."""
     created_at: Mapped[created]
