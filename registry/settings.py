@@ -37,6 +37,9 @@ class Settings(BaseSettings):
     remote_code_allowed: str = ""
     """Comma-separated `org/name@commit` whose own code may run."""
 
+    hub_patience_s: float = Field(default=300.0, ge=0, allow_inf_nan=False)
+    """Seconds to wait in all for a Hub that limits requests or fails, before an operation gives up; 0 never waits."""
+
     log_level: str = "WARNING"
     """Of modelkin's own log lines on stderr."""
 

@@ -6,18 +6,18 @@ files.  The `HF_*` variables are huggingface_hub's own and hold here as everywhe
 
 from __future__ import annotations
 
-import errno
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from registry.errors import HubUnavailable, NoSpace, Refused
+from registry.errors import HubUnavailable, NoSpace
 from tasks import facts
 from tasks.facts import Description, File
+from tasks.hub_errors import hub_errors, refusal
+from tasks.hub_pace import patiently
 from tasks.references import HubReference
 
 LOADED_PATTERNS = (
@@ -63,14 +63,19 @@ class Repo:
 def describe(reference: HubReference) -> Repo:
     """Resolves the commit and reads the small files of that commit; no weights.
 
-    Raises Refused (gated, not_found_or_private, disabled, revision_gone, unauthorised) or HubUnavailable.
+    Waits for a busy Hub as `hub_pace` says.  Raises Refused (gated, not_found_or_private, disabled, revision_gone,
+    unauthorised) or HubUnavailable.
     """
+    return patiently(lambda: _describe(reference), str(reference))
+
+
+def _describe(reference: HubReference) -> Repo:
     from huggingface_hub import HfApi
 
     with hub_errors(str(reference)):
         info = HfApi().model_info(reference.repo, revision=reference.revision, files_metadata=True)
     if info.disabled:
-        raise _refusal("disabled", str(reference))
+        raise refusal("disabled", str(reference))
     if info.sha is None:
         raise HubUnavailable(f"the Hub gave no commit for {reference}", hint="try again")
     files = {}
@@ -116,9 +121,10 @@ def header_parameters(repo: str, commit: str) -> dict[str, int] | None:
     from huggingface_hub.errors import NotASafetensorsRepoError, SafetensorsParsingError
 
     try:
-        with hub_errors(f"{repo}@{commit[:12]}"):
-            found = HfApi().get_safetensors_metadata(repo, revision=commit).parameter_count
-            return {str(name): count for name, count in found.items()}
+        found = patiently(
+            lambda: HfApi().get_safetensors_metadata(repo, revision=commit).parameter_count, f"{repo}@{commit[:12]}"
+        )
+        return {str(name): count for name, count in found.items()}
     except (NotASafetensorsRepoError, SafetensorsParsingError):
         return None
 
@@ -147,21 +153,26 @@ def download(repo: str, commit: str, sizes: Mapping[str, int]) -> Path:
         return folder
     where = f"{repo}@{commit[:12]}"
     require_space(where, missing_bytes(repo, commit, sizes))
-    # File by file: snapshot_download gives back a half-filled folder when the Hub refuses or limits its listing.
-    with hub_errors(where), ThreadPoolExecutor(DOWNLOADS_AT_ONCE) as pool:
-        from huggingface_hub import hf_hub_download
+    patiently(lambda: _fetch(repo, commit, sizes), where)
+    folder = _cached_folder(repo, commit, sizes)
+    if folder is None:
+        raise HubUnavailable(f"the files of {where} are not of the size the Hub stated", hint="run it again")
+    return folder
 
-        waiting = [pool.submit(hf_hub_download, repo, name, revision=commit) for name in sorted(sizes)]
+
+def _fetch(repo: str, commit: str, sizes: Mapping[str, int]) -> None:
+    """File by file: snapshot_download gives back a half-filled folder when the Hub refuses or limits its listing."""
+    from huggingface_hub import hf_hub_download
+
+    missing = sorted(name for name, size in sizes.items() if not _is_cached(repo, commit, name, size))
+    with ThreadPoolExecutor(DOWNLOADS_AT_ONCE) as pool:
+        waiting = [pool.submit(hf_hub_download, repo, name, revision=commit) for name in missing]
         try:
             for one in waiting:
                 one.result()
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
-    folder = _cached_folder(repo, commit, sizes)
-    if folder is None:
-        raise HubUnavailable(f"the files of {where} are not of the size the Hub stated", hint="run it again")
-    return folder
 
 
 def missing_bytes(repo: str, commit: str, sizes: Mapping[str, int]) -> int:
@@ -181,101 +192,6 @@ def require_space(where: str, needed: int) -> None:
             f"{where} needs {_size(needed)} in {cache}, and {_size(free)} are free",
             hint="free some space (`hf cache prune`), or set HF_HUB_CACHE to a larger disk",
         )
-
-
-@contextmanager
-def hub_errors(where: str) -> Iterator[None]:
-    """Says which refusal or failure it was.  GatedRepoError is a RepositoryNotFoundError, and a rate limit met while
-    downloading comes as a FileNotFoundError: so the order of the questions matters."""
-    from huggingface_hub import errors
-
-    try:
-        yield
-    except errors.GatedRepoError as error:
-        raise _refusal("gated", where) from error
-    except errors.DisabledRepoError as error:
-        raise _refusal("disabled", where) from error
-    except errors.RepositoryNotFoundError as error:
-        raise _refusal("not_found_or_private", where) from error
-    except errors.RevisionNotFoundError as error:
-        raise _refusal("revision_gone", where) from error
-    except errors.HFValidationError as error:
-        raise _refusal("not_found_or_private", where) from error
-    except (errors.HfHubHTTPError, errors.LocalEntryNotFoundError, OSError) as error:
-        raise _other_failure(where, error) from error
-    except Exception as error:
-        # The HTTP library's own tree (timeouts, refused connections) is not huggingface_hub's.
-        if not type(error).__module__.startswith("httpx"):
-            raise
-        raise _unreachable(where, error) from error
-
-
-def _other_failure(where: str, error: BaseException) -> Exception:
-    from huggingface_hub import errors
-
-    cause: BaseException | None = error
-    while cause is not None and not isinstance(cause, (errors.HfHubHTTPError, errors.OfflineModeIsEnabled)):
-        if isinstance(cause, OSError) and cause.errno == errno.ENOSPC:
-            return NoSpace(f"the disk filled while {where} was downloaded", hint="free some space and run it again")
-        cause = cause.__cause__ or cause.__context__
-    if isinstance(cause, errors.GatedRepoError):
-        return _refusal("gated", where)
-    if isinstance(cause, errors.RepositoryNotFoundError):
-        return _refusal("not_found_or_private", where)
-    if isinstance(cause, errors.RevisionNotFoundError):
-        return _refusal("revision_gone", where)
-    if isinstance(cause, errors.HfHubHTTPError):
-        status = cause.response.status_code
-        if status == 401:
-            return _refusal("unauthorised", where)
-        if status == 403:
-            return _refusal("gated", where)
-        if status == 429:
-            return HubUnavailable(
-                f"the Hub limits our requests (asked for {where})",
-                hint="wait a little and run it again; a token (HF_TOKEN) raises the limit",
-                retry_after_s=_retry_after(cause.response.headers),
-            )
-        if status >= 500:
-            return HubUnavailable(
-                f"the Hub answers {status} for {where}",
-                hint="wait a little and run it again",
-                retry_after_s=_retry_after(cause.response.headers),
-            )
-        return Refused("not_found_or_private", f"the Hub answers {status} for {where}", hint="check the name")
-    if isinstance(error, (PermissionError, FileExistsError, NotADirectoryError)):
-        return error
-    return _unreachable(where, error)
-
-
-def _unreachable(where: str, error: BaseException) -> HubUnavailable:
-    reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
-    return HubUnavailable(
-        f"the Hub cannot be reached for {where}: {reason}",
-        hint="check the network, HF_ENDPOINT and HF_HUB_OFFLINE, then run it again",
-    )
-
-
-def _refusal(reason: str, where: str) -> Refused:
-    said = {
-        "gated": (
-            f"{where} is gated and this token has no access",
-            "accept its terms on its Hub page, then set HF_TOKEN (or `hf auth login`)",
-        ),
-        "disabled": (f"{where} was disabled by the Hub", "choose another model"),
-        "not_found_or_private": (
-            f"the Hub has no {where}, or it is private and this token may not see it",
-            "check the spelling; for a private repo set HF_TOKEN; a local folder is written ./folder",
-        ),
-        "revision_gone": (f"the Hub has no such revision: {where}", "see the repo's branches, tags and commits"),
-        "unauthorised": (f"the Hub does not accept the token for {where}", "check HF_TOKEN, or unset it"),
-    }[reason]
-    return Refused(reason, said[0], hint=said[1])
-
-
-def _retry_after(headers: Mapping[str, str]) -> float | None:
-    value = headers.get("Retry-After", "")
-    return float(value) if value.isdigit() else None
 
 
 def _small_file(repo: str, commit: str, name: str) -> Path:

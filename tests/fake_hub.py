@@ -16,6 +16,8 @@ from typing import Any
 
 import pytest
 
+from registry.settings import settings
+
 Files = dict[str, bytes]
 
 
@@ -175,9 +177,12 @@ def fake_hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FakeHu
         cache = tmp_path / "hub-cache"
         environment = {"HF_ENDPOINT": hub.url, "HF_HUB_CACHE": str(cache), "HF_HUB_DISABLE_XET": "1"}
         environment |= {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
+        # A test that wants to wait says so.
+        environment |= {"MODELKIN_HUB_PATIENCE_S": "0"}
         for name, value in environment.items():
             monkeypatch.setenv(name, value)
         monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+        settings.cache_clear()
         # The library read its environment when it was imported.
         monkeypatch.setattr(constants, "ENDPOINT", hub.url)
         monkeypatch.setattr(
@@ -189,3 +194,5 @@ def fake_hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FakeHu
         hub_utils.disable_progress_bars()
         yield hub
         hub_utils.enable_progress_bars()
+        monkeypatch.delenv("MODELKIN_HUB_PATIENCE_S", raising=False)
+        settings.cache_clear()
