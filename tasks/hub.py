@@ -7,7 +7,7 @@ files.  The `HF_*` variables are huggingface_hub's own and hold here as everywhe
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +16,7 @@ from typing import Any
 from registry.errors import HubUnavailable, NoSpace
 from tasks import facts
 from tasks.facts import Description, File
+from tasks.hub_checks import checked_sha256, checked_size, is_intact, is_safe_name, require_answer, stated_sha256
 from tasks.hub_errors import hub_errors, refusal
 from tasks.hub_pace import patiently
 from tasks.references import HubReference
@@ -40,6 +41,8 @@ LOADED_PATTERNS = (
 
 
 DOWNLOADS_AT_ONCE = 4
+LARGE_FILE = 10_000_000
+"""Bytes."""
 
 
 @dataclass(frozen=True)
@@ -78,10 +81,12 @@ def _describe(reference: HubReference) -> Repo:
         raise refusal("disabled", str(reference))
     if info.sha is None:
         raise HubUnavailable(f"the Hub gave no commit for {reference}", hint="try again")
+    require_answer(info.id, info.sha, str(reference))
     files = {}
     for sibling in info.siblings or []:
-        digest = sibling.lfs.sha256 if sibling.lfs is not None else None
-        files[sibling.rfilename] = File(sibling.size or 0, digest)
+        if is_safe_name(sibling.rfilename):
+            digest = checked_sha256(sibling.lfs.sha256) if sibling.lfs is not None else None
+            files[sibling.rfilename] = File(checked_size(sibling.size), digest)
     where = f"{info.id}@{info.sha[:12]}"
     small = {name: _small_file(info.id, info.sha, name) for name in facts.SMALL_FILES if name in files}
     documents = {name: facts.read_json(path) for name, path in small.items() if name.endswith(".json")}
@@ -142,37 +147,82 @@ def files_to_load(description: Description, weights: list[str], *, code: bool) -
     return sorted({*weights, *beside})
 
 
-def download(repo: str, commit: str, sizes: Mapping[str, int]) -> Path:
+def download(repo: str, commit: str, sizes: Mapping[str, int], hashes: Mapping[str, str | None] | None = None) -> Path:
     """The snapshot folder that holds these files (name → size in bytes) at that commit.
 
-    Without a request when they are all there.  Raises NoSpace before anything is fetched that would not fit, Refused
-    and HubUnavailable as `describe` does.
+    `hashes` are the registered SHA-256 of files; without them the Hub's own for files in LFS.  Content that differs is
+    fetched once more.  Without a request when all are there and right.
+
+    Raises NoSpace before anything is fetched that would not fit, HubUnavailable when content stays wrong, Refused and
+    HubUnavailable as `describe` does.
     """
-    folder = _cached_folder(repo, commit, sizes)
-    if folder is not None:
-        return folder
     where = f"{repo}@{commit[:12]}"
-    require_space(where, missing_bytes(repo, commit, sizes))
-    patiently(lambda: _fetch(repo, commit, sizes), where)
     folder = _cached_folder(repo, commit, sizes)
     if folder is None:
+        require_space(where, missing_bytes(repo, commit, sizes))
+        patiently(lambda: _fetch(repo, commit, sizes), where)
+        folder = _cached_folder(repo, commit, sizes)
+    if folder is None:
         raise HubUnavailable(f"the files of {where} are not of the size the Hub stated", hint="run it again")
+    damaged = _damaged(folder, sizes, hashes or {})
+    if damaged:
+        require_space(where, sum(sizes[name] for name in damaged))
+        patiently(lambda: _fetch_anew(repo, commit, damaged), where)
+        damaged = _damaged(folder, sizes, hashes or {})
+    if damaged:
+        raise HubUnavailable(
+            f"{damaged[0]} of {where} has not the content (SHA-256) that the Hub states, fetched twice",
+            hint="a proxy or mirror may damage it: check HF_ENDPOINT, or run it again later",
+        )
     return folder
 
 
 def _fetch(repo: str, commit: str, sizes: Mapping[str, int]) -> None:
-    """File by file: snapshot_download gives back a half-filled folder when the Hub refuses or limits its listing."""
+    """File by file: snapshot_download gives back a half-filled folder when the Hub refuses or limits its listing.
+
+    Large files come one after another in the calling thread (xet and fast mirrors fill the line with one), since
+    Ctrl-C reaches no other thread.
+    """
     from huggingface_hub import hf_hub_download
 
     missing = sorted(name for name, size in sizes.items() if not _is_cached(repo, commit, name, size))
+    # A file of another size is there: without force the library would be content with it.
+    wrong = [name for name in missing if _cached(repo, commit, name) is not None]
+    small = [name for name in missing if name not in wrong and sizes[name] < LARGE_FILE]
     with ThreadPoolExecutor(DOWNLOADS_AT_ONCE) as pool:
-        waiting = [pool.submit(hf_hub_download, repo, name, revision=commit) for name in missing]
+        waiting = [pool.submit(hf_hub_download, repo, name, revision=commit) for name in small]
         try:
             for one in waiting:
                 one.result()
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
+    for name in missing:
+        if name not in small and name not in wrong:
+            hf_hub_download(repo, name, revision=commit)
+    _fetch_anew(repo, commit, wrong)
+
+
+def _fetch_anew(repo: str, commit: str, names: list[str]) -> None:
+    """In place of what is there.  A process that has the old file open keeps it: the new one takes over its name."""
+    from huggingface_hub import constants, hf_hub_download
+
+    for name in names:
+        if constants.HF_HUB_OFFLINE:
+            raise HubUnavailable(
+                f"{name} of {repo}@{commit[:12]} is damaged in the Hub cache, and HF_HUB_OFFLINE forbids to fetch it",
+                hint="unset HF_HUB_OFFLINE and run it again",
+            )
+        hf_hub_download(repo, name, revision=commit, force_download=True)
+
+
+def _damaged(folder: Path, names: Iterable[str], hashes: Mapping[str, str | None]) -> list[str]:
+    found = []
+    for name in sorted(names):
+        digest = hashes.get(name) or stated_sha256(folder / name)
+        if digest is not None and not is_intact(folder / name, digest):
+            found.append(name)
+    return found
 
 
 def missing_bytes(repo: str, commit: str, sizes: Mapping[str, int]) -> int:

@@ -36,10 +36,13 @@ def hub_errors(where: str) -> Iterator[None]:
     except (errors.HfHubHTTPError, errors.LocalEntryNotFoundError, OSError) as error:
         raise _other_failure(where, error) from error
     except Exception as error:
+        # A forced download turns whatever the Hub answered into a ValueError.
+        if isinstance(error, ValueError) and isinstance(error.__cause__, (errors.HfHubHTTPError, OSError)):
+            raise _other_failure(where, error.__cause__) from error
         # The HTTP library's own tree (timeouts, refused connections) is not huggingface_hub's.
-        if not type(error).__module__.startswith("httpx"):
+        if not any(type(each).__module__.startswith("httpx") for each in (error, error.__cause__)):
             raise
-        raise _unreachable(where, error) from error
+        raise _unreachable(where, error.__cause__ or error) from error
 
 
 def _other_failure(where: str, error: BaseException) -> Exception:
@@ -79,6 +82,11 @@ def _other_failure(where: str, error: BaseException) -> Exception:
         return error
     if isinstance(error, OSError) and error.errno in OF_THIS_MACHINE:
         return error
+    if "Consistency check failed" in str(error):
+        return HubUnavailable(
+            f"the Hub sent less or more of a file of {where} than it stated",
+            hint="a proxy may have cut it: run it again",
+        )
     return _unreachable(where, error)
 
 

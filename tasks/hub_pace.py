@@ -29,6 +29,7 @@ from typing import TypeVar
 
 from registry.errors import HubUnavailable
 from registry.settings import settings
+from tasks.hub_client import no_silent_waits
 from tasks.hub_errors import hub_errors, status_of
 
 FIRST_WAIT_S, LONGEST_WAIT_S = 1.0, 60.0
@@ -86,7 +87,7 @@ def patiently(call: Callable[[], Answer], where: str, *, progress: Progress | No
     while True:
         waited += _sit_out(where, patience - waited, progress, last)
         try:
-            with hub_errors(where):
+            with hub_errors(where), no_silent_waits():
                 return call()
         except HubUnavailable as error:
             last = error

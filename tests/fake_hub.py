@@ -1,4 +1,9 @@
-"""A small Hub on the loopback: enough of its HTTP to drive the real huggingface_hub client through every outcome."""
+"""A small Hub on the loopback: enough of its HTTP to drive the real huggingface_hub client through every outcome.
+
+As on the Hub, small files are sent from /resolve/ with their git blob id as etag; large ones (LFS, chosen by suffix)
+answer there with a redirect to another host, X-Linked-Etag (SHA-256) and X-Linked-Size.  A renamed repo answers 307
+with a relative Location.
+"""
 
 from __future__ import annotations
 
@@ -35,6 +40,11 @@ class FakeRepo:
     files_refused: tuple[int, str] | None = None
     """(status, X-Error-Code) for every file, as a gated repo does that shows its page."""
 
+    served: dict[str, bytes] = field(default_factory=dict)
+    """Name → what is sent in place of the committed bytes, under the etag and size of these."""
+    cuts: dict[str, list[int]] = field(default_factory=dict)
+    """Name → after how many bytes the connection is cut, once for each entry."""
+
     def commit(self, files: Mapping[str, bytes], ref: str = "main") -> str:
         content = repr(sorted((name, hashlib.sha256(data).hexdigest()) for name, data in files.items()))
         sha = hashlib.sha1(f"{self.id}{len(self.commits)}{content}".encode()).hexdigest()
@@ -55,6 +65,16 @@ class FakeHub:
         self.requests: list[tuple[str, str]] = []
         self.after_file: list[Any] = []
         """Called once, in turn, after a file was served."""
+        self.next: list[tuple[int, dict[str, str]]] = []
+        """Answers for the next requests, before anything else is looked at."""
+        self.ranges_ignored = False
+        """Answers 200 and the whole file to whoever asks for a part."""
+        self.sent: list[str] = []
+        """Names of files whose bytes were sent whole or up to a cut."""
+        self.ranges: list[tuple[str, str]] = []
+        """(name, Range) of what was asked for in part."""
+        self.tokens: list[tuple[str, str]] = []
+        """(host, Authorization) of each request that had one."""
 
     def add(self, id: str, files: Mapping[str, bytes], **extra: Any) -> FakeRepo:
         repo = FakeRepo(id, extra=extra)
@@ -64,11 +84,22 @@ class FakeHub:
 
     def files_asked(self) -> list[str]:
         """Names of files whose bytes were sent."""
-        return [
-            path.split("/resolve/")[1].split("/", 1)[1]
-            for verb, path in self.requests
-            if "/resolve/" in path and verb == "GET"
-        ]
+        return list(self.sent)
+
+    def stored(self, sha256: str) -> tuple[FakeRepo, str, bytes]:
+        for repo in self.repos.values():
+            for files in repo.commits.values():
+                for name, data in files.items():
+                    if hashlib.sha256(data).hexdigest() == sha256:
+                        return repo, name, data
+        raise KeyError(sha256)
+
+
+LFS = (".safetensors", ".gguf", ".bin", ".parquet")
+
+
+def git_blob_id(data: bytes) -> str:
+    return hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -86,8 +117,16 @@ class _Handler(BaseHTTPRequestHandler):
     def _serve(self) -> None:
         path = urllib.parse.unquote(urllib.parse.urlsplit(self.path).path)
         self.hub.requests.append(("RANGE" if "Range" in self.headers else self.command, path))
+        if "Authorization" in self.headers:
+            self.hub.tokens.append((self.headers["Host"].split(":")[0], self.headers["Authorization"]))
         if self.hub.always is not None:
             self._answer(*self.hub.always)
+            return
+        if self.hub.next:
+            self._answer(*self.hub.next.pop(0))
+            return
+        if path.startswith("/lfs/"):
+            self._bytes(*self.hub.stored(path.removeprefix("/lfs/")), {})
             return
         api = re.fullmatch(r"/api/models/(?P<id>[^/]+(?:/[^/]+)?)(?:/revision/(?P<rev>.+))?", path)
         file = re.fullmatch(r"/(?P<id>[^/]+/[^/]+)/resolve/(?P<rev>refs/[^/]+/[^/]+|[^/]+)/(?P<name>.+)", path)
@@ -115,8 +154,8 @@ class _Handler(BaseHTTPRequestHandler):
     def _info(self, repo: FakeRepo, commit: str) -> None:
         siblings = []
         for name, data in repo.commits[commit].items():
-            entry: dict[str, Any] = {"rfilename": name, "size": len(data), "blobId": hashlib.sha1(data).hexdigest()}
-            if name.endswith((".safetensors", ".gguf", ".bin")):
+            entry: dict[str, Any] = {"rfilename": name, "size": len(data), "blobId": git_blob_id(data)}
+            if name.endswith(LFS):
                 entry["lfs"] = {"sha256": hashlib.sha256(data).hexdigest(), "size": len(data), "pointerSize": 130}
             siblings.append(entry)
         body = {"id": repo.id, "modelId": repo.id, "sha": commit, "private": False, "disabled": False, "gated": False}
@@ -131,24 +170,43 @@ class _Handler(BaseHTTPRequestHandler):
         if data is None:
             self._answer(404, {"X-Error-Code": "EntryNotFound", "X-Repo-Commit": commit})
             return
-        headers = {"X-Repo-Commit": commit, "ETag": f'"{hashlib.sha256(data).hexdigest()}"', "Accept-Ranges": "bytes"}
+        headers = {"X-Repo-Commit": commit}
+        if not name.endswith(LFS):
+            self._bytes(repo, name, data, headers | {"ETag": f'"{git_blob_id(data)}"'})
+            return
+        digest = hashlib.sha256(data).hexdigest()
+        # The same server by another name: another host, as the Hub's storage is.
+        headers["Location"] = self.hub.url.replace("127.0.0.1", "localhost") + f"/lfs/{digest}"
+        headers |= {"X-Linked-Etag": f'"{digest}"', "X-Linked-Size": str(len(data))}
+        self._answer(302, headers)
+
+    def _bytes(self, repo: FakeRepo, name: str, data: bytes, headers: dict[str, str]) -> None:
+        data = repo.served.get(name, data)
+        headers = {"Accept-Ranges": "bytes"} | headers
+        status, body = 200, data
         asked = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
         if asked is not None:
+            self.hub.ranges.append((name, self.headers["Range"]))
+        if asked is not None and not self.hub.ranges_ignored:
             first, last = int(asked[1]), min(int(asked[2] or len(data) - 1), len(data) - 1)
             headers["Content-Range"] = f"bytes {first}-{last}/{len(data)}"
-            self._answer(206, headers, data[first : last + 1])
-        else:
-            self._answer(200, headers, data)
+            status, body = 206, data[first : last + 1]
+        if self.command == "GET" and asked is None:
+            self.hub.sent.append(name)
+        cuts = repo.cuts.get(name, []) if self.command == "GET" else []
+        self._answer(status, headers, body, cut=cuts.pop(0) if cuts else None)
         if self.command == "GET" and self.hub.after_file:
             self.hub.after_file.pop(0)()
 
-    def _answer(self, status: int, headers: Mapping[str, str], body: bytes = b"") -> None:
+    def _answer(self, status: int, headers: Mapping[str, str], body: bytes = b"", cut: int | None = None) -> None:
         self.send_response(status)
-        for name, value in {**headers, "Content-Length": str(len(body))}.items():
+        for name, value in {"Content-Length": str(len(body)), **headers}.items():
             self.send_header(name, value)
         self.end_headers()
         if self.command != "HEAD":
-            self.wfile.write(body)
+            self.wfile.write(body[:cut])
+        if cut is not None:
+            self.close_connection = True
 
 
 @contextmanager
