@@ -199,7 +199,8 @@ class _Handler(BaseHTTPRequestHandler):
             self.hub.after_file.pop(0)()
 
     def _answer(self, status: int, headers: Mapping[str, str], body: bytes = b"", cut: int | None = None) -> None:
-        self.send_response(status)
+        # Without a Date of the server's own where the answer brings one.
+        (self.send_response_only if "Date" in headers else self.send_response)(status)
         for name, value in {"Content-Length": str(len(body)), **headers}.items():
             self.send_header(name, value)
         self.end_headers()
