@@ -68,8 +68,9 @@ def stated_sha256(path: Path) -> str | None:
 def is_intact(path: Path, sha256: str) -> bool:
     """Whether the content has this SHA-256.
 
-    huggingface_hub compares sizes only.  Hashing reads the file once (`benchmarks` say how fast); that it was done
-    is remembered with the file's stamp in MODELKIN_HOME, so that later loads cost one look at the stamp.
+    huggingface_hub compares sizes only.  Hashing reads the file once, at 1.4 GB/s on one core of the machine that this
+    was written on: eleven seconds for 16 GB, which take minutes to download.  That it was done is remembered with the
+    file's stamp in MODELKIN_HOME, so that later loads cost one look at the stamp.
     """
     before = stamp(path)
     note = settings().home / "cache" / "verified" / f"{sha256}.json"

@@ -55,6 +55,8 @@ def _other_failure(where: str, error: BaseException) -> Exception:
         cause = cause.__cause__ or cause.__context__
     if isinstance(cause, errors.GatedRepoError):
         return refusal("gated", where)
+    if isinstance(cause, errors.DisabledRepoError):
+        return refusal("disabled", where)
     if isinstance(cause, errors.RepositoryNotFoundError):
         return refusal("not_found_or_private", where)
     if isinstance(cause, errors.RevisionNotFoundError):

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from registry.errors import HubUnavailable, NoSpace, Refused
+from registry.settings import settings
 from tasks import hub, loading, registration
 from tests.fake_hub import FakeHub, files_of
 from tests.tiny_models import save_llama
@@ -71,6 +72,7 @@ def test_identity_is_the_commit_not_the_spelling(fake_hub: FakeHub, tiny_llama: 
 def test_one_weight_format_is_downloaded_with_its_templates(
     fake_hub: FakeHub, tiny_llama: Path, stored: Stored
 ) -> None:
+    """F14: and each file once, of the twelve that lie there."""
     files = files_of(tiny_llama)
     files |= {"original/consolidated.00.pth": b"0", "consolidated.safetensors": b"0", "onnx/model.onnx": b"0"}
     files |= {"pytorch_model.bin": b"0", "flax_model.msgpack": b"0", "m.Q4_0.gguf": b"0", "README.md": b"---\n---\n"}
@@ -78,10 +80,12 @@ def test_one_weight_format_is_downloaded_with_its_templates(
     fake_hub.add("org/m", files)
     loaded = loading.load(stored(registration.candidate("org/m")))
     assert loaded.tokenizer.chat_template
+    assert len(fake_hub.files_asked()) == len(set(fake_hub.files_asked()))
     assert set(fake_hub.files_asked()) == set(files_of(tiny_llama)) | {"additional_chat_templates/tool_use.jinja"}
 
 
 def test_a_warm_cache_does_not_hide_that_a_repo_is_gone(fake_hub: FakeHub, tiny_llama: Path, stored: Stored) -> None:
+    """F01: gone, gated, moved and unreachable are different things, and none of them is an old snapshot."""
     fake_hub.add("org/m", files_of(tiny_llama))
     known = stored(registration.candidate("org/m"))
     loading.load(known)
@@ -106,6 +110,7 @@ def test_a_warm_cache_does_not_hide_that_a_repo_is_gone(fake_hub: FakeHub, tiny_
 def test_config_and_weights_are_of_one_commit_although_main_moves(
     fake_hub: FakeHub, tiny_llama: Path, tmp_path: Path, stored: Stored
 ) -> None:
+    """F02."""
     repo = fake_hub.add("org/m", files_of(tiny_llama))
     first = repo.refs["main"]
     other = save_llama(tmp_path / "other", seed=1, max_position_embeddings=64)
@@ -133,6 +138,7 @@ def test_config_and_weights_are_of_one_commit_although_main_moves(
     ],
 )
 def test_which_refusal_it_is(fake_hub: FakeHub, status: int, headers: dict[str, str], reason: str) -> None:
+    """F03: at the question for the commit."""
     fake_hub.refusals["org/m"] = (status, headers)
     with pytest.raises(Refused) as caught:
         registration.candidate("org/m")
@@ -141,6 +147,7 @@ def test_which_refusal_it_is(fake_hub: FakeHub, status: int, headers: dict[str, 
 
 
 def test_a_gated_repo_shows_its_page_but_not_its_files(fake_hub: FakeHub, tiny_llama: Path) -> None:
+    """F03."""
     repo = fake_hub.add("org/m", files_of(tiny_llama), gated="auto")
     repo.files_refused = (403, "GatedRepo")
     with pytest.raises(Refused) as caught:
@@ -149,6 +156,7 @@ def test_a_gated_repo_shows_its_page_but_not_its_files(fake_hub: FakeHub, tiny_l
 
 
 def test_a_disabled_repo_that_still_answers(fake_hub: FakeHub, tiny_llama: Path) -> None:
+    """F03."""
     fake_hub.add("org/m", files_of(tiny_llama), disabled=True)
     with pytest.raises(Refused) as caught:
         registration.candidate("org/m")
@@ -157,6 +165,7 @@ def test_a_disabled_repo_that_still_answers(fake_hub: FakeHub, tiny_llama: Path)
 
 @pytest.mark.parametrize("place", ["api", "files"])
 def test_a_rate_limit_is_no_missing_file(fake_hub: FakeHub, tiny_llama: Path, place: str, stored: Stored) -> None:
+    """F04: though the library raises a FileNotFoundError for it."""
     fake_hub.add("org/m", files_of(tiny_llama))
     known = stored(registration.candidate("org/m"))
     fake_hub.always = (429, {"Retry-After": "0"})
@@ -174,6 +183,7 @@ def test_no_hub_at_all(fake_hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_offline(fake_hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    """F06."""
     from huggingface_hub import constants
 
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
@@ -182,6 +192,7 @@ def test_offline(fake_hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_renamed_repo_is_followed(fake_hub: FakeHub, tiny_llama: Path) -> None:
+    """F11: by a 307 with a relative address; the old name stays as an alias."""
     fake_hub.add("NewOrg/Model", files_of(tiny_llama))
     fake_hub.moved["org/model"] = "NewOrg/Model"
     found = registration.candidate("org/model")
@@ -193,6 +204,7 @@ def test_a_renamed_repo_is_followed(fake_hub: FakeHub, tiny_llama: Path) -> None
 def test_no_room_is_seen_before_the_download(
     fake_hub: FakeHub, tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """F05."""
     fake_hub.add("org/m", files_of(tiny_llama))
     usage = hub.shutil.disk_usage("/")._replace(free=100_000)
     monkeypatch.setattr(hub.shutil, "disk_usage", lambda _: usage)
@@ -217,6 +229,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 def test_a_full_disk_is_a_fault_of_the_disk(
     fake_hub: FakeHub, tmp_path: Path, small_disk: Path, monkeypatch: pytest.MonkeyPatch, stored: Stored
 ) -> None:
+    """F05: seen before, and when it fills meanwhile; the model is not at fault."""
     from huggingface_hub import constants
 
     folder = save_llama(tmp_path / "larger", hidden_size=256, intermediate_size=512)
@@ -232,7 +245,102 @@ def test_a_full_disk_is_a_fault_of_the_disk(
         loading.load(known)
 
 
+@pytest.mark.parametrize(
+    ("status", "headers", "reason"),
+    [
+        (403, {"X-Error-Code": "GatedRepo"}, "gated"),
+        (401, {"X-Error-Code": "GatedRepo"}, "gated"),
+        (404, {"X-Error-Code": "RepoNotFound"}, "not_found_or_private"),
+        (401, {"X-Error-Code": "RepoNotFound"}, "not_found_or_private"),
+        (404, {"X-Error-Code": "RevisionNotFound"}, "revision_gone"),
+        (404, {"X-Error-Code": "EntryNotFound"}, "not_found_or_private"),
+        (403, {"X-Error-Message": "Access to this resource is disabled."}, "disabled"),
+        (401, {"X-Error-Message": "Invalid credentials in Authorization header"}, "unauthorised"),
+        (403, {}, "gated"),
+    ],
+)
+@pytest.mark.parametrize("warm", [False, True])
+def test_which_refusal_it_is_while_files_are_fetched(
+    fake_hub: FakeHub,
+    tiny_llama: Path,
+    stored: Stored,
+    status: int,
+    headers: dict[str, str],
+    reason: str,
+    warm: bool,
+) -> None:
+    """F03: also where a file of the commit is there and another is not (F08)."""
+    fake_hub.add("org/m", files_of(tiny_llama))
+    known = stored(registration.candidate("org/m"))
+    if warm:
+        loading.load(known)
+        weights = hub._cached("org/m", known.revision, "model.safetensors")
+        assert weights is not None
+        weights.resolve().unlink()
+    fake_hub.always = (status, headers)
+    with pytest.raises(Refused) as caught:
+        loading.load(known)
+    assert caught.value.reason == reason
+    assert caught.value.hint
+
+
+def test_refs_that_were_edited_by_hand_do_not_matter(
+    fake_hub: FakeHub, tiny_llama: Path, stored: Stored, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """F06: a newline after the commit in refs/main hides the whole snapshot from whoever asks for main."""
+    from huggingface_hub import constants, hf_hub_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    fake_hub.add("org/m", files_of(tiny_llama))
+    known = stored(registration.candidate("org/m"))
+    loading.load(known)
+    ref = Path(constants.HF_HUB_CACHE) / "models--org--m" / "refs" / "main"
+    ref.parent.mkdir(exist_ok=True)
+    ref.write_text(known.revision + "\n")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(LocalEntryNotFoundError):
+        hf_hub_download("org/m", "config.json", local_files_only=True)
+    asked = len(fake_hub.requests)
+    loading.load(known)
+    assert len(fake_hub.requests) == asked
+
+
+def test_offline_a_half_filled_cache_is_no_missing_file(
+    fake_hub: FakeHub, tiny_llama: Path, stored: Stored, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """F06, F08: what lacks is said to be unreachable, at once and however patient one is."""
+    from huggingface_hub import constants
+
+    fake_hub.add("org/m", files_of(tiny_llama))
+    known = stored(registration.candidate("org/m"))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setenv("MODELKIN_HUB_PATIENCE_S", "300")
+    settings.cache_clear()
+    with pytest.raises(HubUnavailable, match="cannot be reached"):
+        loading.load(known)
+
+
+def test_letter_case_makes_no_second_model(fake_hub: FakeHub, tiny_llama: Path) -> None:
+    """F11: the Hub's spelling is kept, whatever was typed."""
+    fake_hub.add("Org/Model", files_of(tiny_llama))
+    fake_hub.moved["org/model"] = "Org/Model"
+    typed, canonical = registration.candidate("org/model"), registration.candidate("Org/Model")
+    assert (typed.handle, typed.source, typed.aliases) == ("Org/Model", "Org/Model", ())
+    assert typed.identity == canonical.identity
+
+
+def test_a_repo_renamed_after_registration_is_still_found(fake_hub: FakeHub, tiny_llama: Path, stored: Stored) -> None:
+    """F11: the registered name and commit lead to the files, through the redirect."""
+    fake_hub.add("org/m", files_of(tiny_llama))
+    known = stored(registration.candidate("org/m"))
+    fake_hub.add("new/m", {}).commits = fake_hub.repos.pop("org/m").commits
+    fake_hub.moved["org/m"] = "new/m"
+    loading.load(known)
+    assert "model.safetensors" in fake_hub.sent
+
+
 def test_an_interrupted_download_is_finished_by_the_next(fake_hub: FakeHub, tiny_llama: Path, stored: Stored) -> None:
+    """F08."""
     fake_hub.add("org/m", files_of(tiny_llama))
     known = stored(registration.candidate("org/m"))
     # What a kill leaves: the snapshot folder with the small files only.

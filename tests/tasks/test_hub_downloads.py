@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import mmap
 import os
+import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
@@ -469,3 +472,63 @@ def test_ctrl_c_ends_a_large_download(
         loading.load(known)
     assert threads[WEIGHTS] is threading.main_thread()
     assert threads["generation_config.json"] is not threading.main_thread()
+
+
+def waiting_command(fake_hub: FakeHub, environment: dict[str, str], patience: int) -> subprocess.Popen[str]:
+    """`modelkin model add org/m` of a person who waits for the Hub."""
+    hub_settings = {name: value for name, value in os.environ.items() if name.startswith("HF_")}
+    return subprocess.Popen(
+        [sys.executable, "-c", "from api.cli import main; main()", "model", "add", "org/m"],
+        env=environment | hub_settings | {"HF_HUB_OFFLINE": "0", "MODELKIN_HUB_PATIENCE_S": str(patience)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_model_add_says_that_it_waits_and_goes_on(
+    fake_hub: FakeHub, tiny_llama: Path, modelkin_env: dict[str, str]
+) -> None:
+    """F04."""
+    fake_hub.add("org/m", files_of(tiny_llama))
+    fake_hub.next.append((429, {"Retry-After": "1"}))
+    out, said = waiting_command(fake_hub, modelkin_env, 60).communicate()
+    assert "going on with org/m in" in said
+    assert "Traceback" not in said
+    assert "registered org/m@" in said
+    assert "org/m" in out
+
+
+def test_ctrl_c_ends_the_wait_of_model_add(fake_hub: FakeHub, tiny_llama: Path, modelkin_env: dict[str, str]) -> None:
+    """F04."""
+    fake_hub.add("org/m", files_of(tiny_llama))
+    fake_hub.always = (429, {"Retry-After": "250"})
+    waiting = waiting_command(fake_hub, modelkin_env, 300)
+    assert waiting.stderr is not None
+    assert "Ctrl-C ends it" in waiting.stderr.readline()
+    waiting.send_signal(signal.SIGINT)
+    _, said = waiting.communicate()
+    assert waiting.returncode == 130
+    assert "Traceback" not in said
+
+
+def test_model_add_without_patience_fails_at_once(
+    fake_hub: FakeHub, tiny_llama: Path, modelkin_env: dict[str, str]
+) -> None:
+    """F04."""
+    fake_hub.always = (429, {"Retry-After": "250"})
+    waiting = waiting_command(fake_hub, modelkin_env, 0)
+    _, said = waiting.communicate()
+    assert (waiting.returncode, "the Hub limits our requests" in said) == (7, True)
+
+
+def test_what_the_hub_states_later_does_not_replace_what_was_registered(
+    fake_hub: FakeHub, tiny_llama: Path, stored: Stored
+) -> None:
+    """F02: other bytes of the same size under the same commit, with a matching etag, are not the registered model."""
+    files = files_of(tiny_llama)
+    repo = fake_hub.add("org/m", files)
+    known = stored(registration.candidate("org/m"))
+    repo.commits[known.revision][WEIGHTS] = flipped(files[WEIGHTS])
+    with pytest.raises(HubUnavailable, match="has not the content"):
+        loading.load(known)
