@@ -119,7 +119,8 @@ def folder_of(place: Place) -> Path:
 
     if place.on_hub:
         sizes = {name: int(place.files[name]["size"]) for name in place.load}
-        folder = hub.download(place.source, place.revision, sizes)
+        hashes = {name: place.files[name].get("sha256") for name in place.load}
+        folder = hub.download(place.source, place.revision, sizes, hashes)
         if not place.file:
             return folder
         path = folder / place.file
