@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -109,14 +110,14 @@ def _within(found: np.ndarray, expected: np.ndarray) -> bool:
     return bool((np.abs(found - expected) <= limit).all())
 
 
-def _harness(loaded: Any, spans: list[Any]) -> np.ndarray:
-    """lm-evaluation-harness on the same ids, four rows a batch."""
+def _harness(loaded: Any, spans: Sequence[Any], batch_size: int = 4) -> np.ndarray:
+    """lm-evaluation-harness on the same ids."""
     from lm_eval.models.huggingface import HFLM
 
     judge = HFLM(
         pretrained=loaded.model,
         tokenizer=loaded.tokenizer,
-        batch_size=4,
+        batch_size=batch_size,
         max_length=loaded.context_length,
         logits_cache=False,
     )

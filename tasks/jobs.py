@@ -5,11 +5,10 @@
 
 from __future__ import annotations
 
-import resource
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -17,17 +16,21 @@ import numpy as np
 
 from registry import database
 from registry.errors import BadInput, Busy, ModelkinError
+from registry.methods.log_likelihood import kl_nats
 from registry.queries import jobs, models, textsets, transforms, vectors
 from registry.queries.jobs import JobInfo, ScoreRequest, Slice
 from registry.statuses import FIRST_WITHOUT_VALUE, Status
-from registry.transforms import Pipeline
 from tasks import leases
+from tasks.model_scorer import ModelScorer, Part
 
 SHARD_TEXTS = 32
 """Texts a shard, each under all transforms of the job: what a kill can lose."""
 
 MAX_NON_FINITE = 0.05
 """Above this share of non-finite texts a model is marked `unstable`."""
+
+NOISE_TEXTS = 16
+"""Texts of a run that are scored a second time, in other batches."""
 
 PROFILES = ("chat", "plain")
 
@@ -184,81 +187,31 @@ def _work(job: JobInfo, holder: str, device: str, progress: Progress | None, bat
     tokens = 0
     if missing:
         done = len(texts) - sum(len(texts[start : start + step]) for start in missing)
-        scorer = _Scorer(model, job.arguments["profile"], job.arguments["dtype"], device, batch_tokens)
+        scorer = ModelScorer(model, job.arguments["profile"], job.arguments["dtype"], device, batch_tokens)
         if progress is not None:
             progress(done, len(texts), 0)
-        for start, wanted in missing.items():
-            part = texts[start : start + step]
-            slices = scorer.slices(start, part, {one: chosen[one].pipeline for one in wanted})
-            # A short transaction of its own: none stays open while the model computes.
-            with database.session() as session:
-                jobs.put_slices(session, job.id, holder, slices)
-            done += len(part)
-            tokens += sum(int(one.token_counts.sum()) for one in slices)
-            if progress is not None:
-                progress(done, len(texts), tokens)
+        again = set(np.linspace(0, len(texts) - 1, min(NOISE_TEXTS, len(texts))).round().astype(int).tolist())
+        parts = [
+            Part(
+                start,
+                texts[start : start + step],
+                {one: chosen[one].pipeline for one in wanted},
+                [at for at in range(len(texts[start : start + step])) if start + at in again],
+            )
+            for start, wanted in missing.items()
+        ]
+        with scorer.scored(parts) as shards:
+            for slices in shards:
+                # A short transaction of its own: none stays open while the model computes.
+                with database.session() as session:
+                    jobs.put_slices(session, job.id, holder, slices)
+                done += slices[0].stop - slices[0].start
+                tokens += sum(int(one.token_counts.sum()) for one in slices)
+                if progress is not None:
+                    progress(done, len(texts), tokens)
     statuses = _write_vectors(job, holder, texts)
     scored = tuple(chosen[one].name for one in transform_ids)
     return Outcome(scored, (), len(texts), statuses, time.monotonic() - started, tokens)
-
-
-class _Scorer:
-    """A loaded model with its renderer: slices of a text set in, values out."""
-
-    def __init__(
-        self, model: models.ModelInfo, profile: str, dtype: str, device: str, batch_tokens: int | None
-    ) -> None:
-        from tasks import loading, rendering
-
-        self._loaded = loading.load(model, device=device, dtype=dtype, trust_remote_code=model.trust_remote_code)
-        self._renderer = rendering.Renderer(
-            self._loaded.tokenizer, profile, self._loaded.context_length, self._loaded.vocabulary
-        )
-        self._batch_tokens = batch_tokens
-        self._run = _describe(self._loaded, self._renderer)
-
-    def slices(
-        self, start: int, texts: Sequence[textsets.StoredText], pipelines: Mapping[int, Pipeline]
-    ) -> list[Slice]:
-        """One slice a transform; all transforms of a text go together, since they share most of their tokens."""
-        from tasks import scoring
-
-        started = time.monotonic()
-        spans = []
-        for pipeline in pipelines.values():
-            for text in texts:
-                prompt, response = text.pair
-                edited = pipeline.apply(prompt)
-                spans.append(self._renderer.span(edited.system, edited.user, response))
-        scores = scoring.score_spans(self._loaded, spans, batch_tokens=self._batch_tokens)
-        # Weights are mapped from the disk: whoever writes to the file has changed the model under these numbers.
-        self._loaded.still_unchanged()
-        notes = {
-            "seconds": time.monotonic() - started,
-            "peak_memory_bytes": _peak_memory(self._loaded.device_class),
-            "path": scores.path,
-            "run": self._run,
-        }
-        n, slices = len(texts), []
-        for row, transform_id in enumerate(pipelines):
-            window = slice(row * n, (row + 1) * n)
-            reasons = {
-                str(start + at - window.start): why
-                for at, why in sorted(scores.reasons.items())
-                if window.start <= at < window.stop
-            }
-            slices.append(
-                Slice(
-                    transform_id,
-                    start,
-                    start + n,
-                    scores.log_likelihoods[window].astype("<f4"),
-                    scores.statuses[window],
-                    scores.token_counts[window],
-                    {**notes, "reasons": reasons},
-                )
-            )
-        return slices
 
 
 def _write_vectors(job: JobInfo, holder: str, texts: Sequence[textsets.StoredText]) -> dict[str, int]:
@@ -292,6 +245,7 @@ def _write_vectors(job: JobInfo, holder: str, texts: Sequence[textsets.StoredTex
                     attention=_agreed([part.notes["run"]["attention"] for part in parts]),
                     template_hash=run["template_hash"],
                     tokenizer_hash=run["tokenizer_hash"],
+                    noise_floor_nats=_noise_floor(parts),
                     provenance=_provenance(job, parts),
                     response_bytes=int(response_bytes[statuses < FIRST_WITHOUT_VALUE].sum()),
                 )
@@ -306,6 +260,21 @@ def _write_vectors(job: JobInfo, holder: str, texts: Sequence[textsets.StoredTex
             )
         jobs.release(session, job.id, holder, "done")
     return dict(counts)
+
+
+def _noise_floor(parts: Sequence[Slice]) -> float | None:
+    """KL of the vector with its own re-scoring in other batches, nats; None with fewer than two texts to compare."""
+    first = {
+        part.start + at: float(value)
+        for part in parts
+        for at, value in enumerate(part.log_likelihoods)
+        if np.isfinite(value)
+    }
+    again = {int(at): value for part in parts for at, value in part.notes["rescored"].items()}
+    common = sorted(first.keys() & again.keys())
+    if len(common) < 2:
+        return None
+    return kl_nats(np.array([first[at] for at in common]) - np.array([again[at] for at in common])).value
 
 
 def _provenance(job: JobInfo, parts: Sequence[Slice]) -> dict[str, Any]:
@@ -325,6 +294,7 @@ def _provenance(job: JobInfo, parts: Sequence[Slice]) -> dict[str, Any]:
         "seconds": sum(part.notes["seconds"] for part in parts) / len(job.arguments["transform_ids"]),
         "peak_memory_bytes": max(part.notes["peak_memory_bytes"] for part in parts),
         "runs": environments,
+        "rescored_texts": sum(len(part.notes["rescored"]) for part in parts),
         "reasons": dict(list(reasons.items())[:50]),
     }
 
@@ -332,37 +302,3 @@ def _provenance(job: JobInfo, parts: Sequence[Slice]) -> dict[str, Any]:
 def _agreed(values: Sequence[str]) -> str:
     """One value where all shards agree, else all of them."""
     return " | ".join(dict.fromkeys(values))
-
-
-def _describe(loaded: Any, renderer: Any) -> dict[str, Any]:
-    import platform
-
-    import tokenizers
-    import torch
-    import transformers
-
-    return {
-        "device_class": loaded.device_class,
-        "attention": loaded.attention,
-        "template_hash": renderer.template_hash,
-        "tokenizer_hash": renderer.tokenizer_hash,
-        "rendering": renderer.describe(),
-        "loading": loaded.load_report,
-        "threads": torch.get_num_threads(),
-        "versions": {
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "transformers": transformers.__version__,
-            "tokenizers": tokenizers.__version__,
-        },
-    }
-
-
-def _peak_memory(device_class: str) -> int:
-    """Bytes: the card's peak on CUDA, else this process's peak resident size."""
-    if device_class.startswith("cuda"):
-        import torch
-
-        return int(torch.cuda.max_memory_allocated())
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024

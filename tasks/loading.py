@@ -49,6 +49,8 @@ class LoadedModel:
     watched: dict[Path, dict[str, int]] = field(default_factory=dict)
     """Stamps of the local files, older than their check; empty where modelkin holds a copy of its own."""
     name: str = "the model"
+    split: Any = None
+    """`tasks.split_model.SplitModel`, made when first asked for."""
 
     def still_unchanged(self) -> None:
         """Raises Refused("changed") when a file was written since: weights on the CPU are mapped, not read."""

@@ -1,15 +1,24 @@
 """Log-likelihoods of responses: sums over the response's own tokens, in nats.
 
-One path so far, and it is exact on every causal architecture: rows sorted by length and padded on the right, without a
-mask and without a cache.  Nothing that stands to the right of a token reaches it, be it through attention or through a
-recurrent state, so the padding needs no hiding.  Log-softmax in float32 whatever the model's dtype, sums in float64.
+Four paths to the same numbers, from the fastest to the plainest; `tasks.canary` chooses one for a model.
+
+token-tree          what sequences share goes through the model once (`tasks.token_tree`)
+right-padded        rows sorted by length and padded on the right, without a mask and without a cache.  Nothing that
+                    stands to the right of a token reaches it, be it through attention or through a recurrent state,
+                    so the padding needs no hiding: exact on every causal architecture
+right-padded-whole  the same for a model whose body and head cannot be told apart (`tasks.split_model`)
+one-at-a-time       the reference
+
+Log-softmax in float32 whatever the model's dtype, sums in float64.
 """
 
 from __future__ import annotations
 
 import inspect
 import math
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,20 +26,24 @@ import numpy as np
 
 from registry.errors import BadInput, Unavailable
 from registry.statuses import HAS_VALUE, Status
+from tasks import token_tree
 from tasks.quiet import quiet
 from tasks.rendering import Span
+from tasks.split_model import CHUNK_FLOATS, SplitModel
 from tasks.tokenization import require_ids
 
-ENGINE_VERSION = 1
-"""Raised whenever the same model, text and settings could give another number beyond the tolerance."""
+ENGINE_VERSION = 2
+"""Raised whenever the same model, text and settings could give another number beyond the tolerance.
 
-PADDED = "right-padded"
+2: the head runs in float32 for models in half precision."""
+
+TREE, PADDED, PADDED_WHOLE, ONE_AT_A_TIME = "token-tree", "right-padded", "right-padded-whole", "one-at-a-time"
+TREES = {TREE: "runs", "token-tree-flex": "flex", "token-tree-dense": "dense"}
+"""The same tree, by the ways of `token_tree.attention`."""
+PATHS = (*TREES, PADDED, PADDED_WHOLE, ONE_AT_A_TIME)
 
 Progress = Callable[[int, int], None]
 """(texts done, tokens through the model), both since the call began."""
-
-_CHUNK_FLOATS = 1 << 24
-"""float32 numbers of log-softmax held at once: 64 MB, whatever the vocabulary and the batch."""
 
 _PAD_ID = 0
 """Any valid id will do: nothing reads what stands there."""
@@ -49,6 +62,8 @@ class Scores:
     reasons: dict[int, str] = field(default_factory=dict)
     """Why, by position, for every status but OK."""
     path: str = PADDED
+    tokens: int = 0
+    """That went through the model, padding not counted; on the tree fewer than the texts have."""
 
 
 @dataclass(frozen=True)
@@ -63,8 +78,12 @@ class _Row:
     scored: int
 
     @property
-    def length(self) -> int:
+    def fed(self) -> list[int]:
         """The last token is predicted, never fed."""
+        return self.ids[:-1]
+
+    @property
+    def length(self) -> int:
         return len(self.ids) - 1
 
     @property
@@ -72,65 +91,96 @@ class _Row:
         """The position whose logits predict the first scored token."""
         return self.length - self.scored
 
+    @property
+    def targets(self) -> list[int]:
+        return self.ids[-self.scored :]
+
 
 def score_spans(
-    loaded: Any, spans: Sequence[Span], *, batch_tokens: int | None = None, progress: Progress | None = None
+    loaded: Any,
+    spans: Sequence[Span],
+    *,
+    path: str = PADDED,
+    batch_tokens: int | None = None,
+    progress: Progress | None = None,
 ) -> Scores:
-    """Scores spans with a `tasks.loading.LoadedModel`.
+    """Scores spans with a `tasks.loading.LoadedModel` on one of `PATHS`.
 
-    `batch_tokens` bounds rows × length of a batch (default by device and size of the model); a longer text is a batch
-    of its own.  When memory runs out the bound is halved and the work goes on; the result stays within rounding.  The
-    same spans and bound give the same bytes on the same machine.
+    `batch_tokens` bounds the tokens of a batch, padding included (default by device and size of the model); a longer
+    text is a batch of its own.  When memory runs out the bound is halved and the work goes on; the result stays within
+    rounding.  The same spans, path and bound give the same bytes on the same machine.
 
     Raises BadInput for a span with a value but nothing to condition on or to score, Refused("bad_tokenizer") for ids
-    beyond the embedding, Unavailable when memory does not suffice for a single text.
+    beyond the embedding, Unavailable when memory does not suffice for a single text; ValueError where the model cannot
+    take this path.
     """
     scores, rows = _prepared(loaded, spans)
-    budget = batch_tokens or default_batch_tokens(loaded)
-    if budget < 1:
-        raise BadInput(f"batch_tokens must be positive, not {budget}")
-    # Where a faster path will stand, once a canary has shown that it agrees: it returns the same per-token arrays.
-    with quiet():  # transformers would warn of padding without a mask, which is the point here
-        per_token = _padded(loaded, rows, budget, progress)
+    scores.path = path
+    if batch_tokens is not None and batch_tokens < 1:
+        raise BadInput(f"batch_tokens must be positive, not {batch_tokens}")
+    budget = Budget(batch_tokens, batch_tokens) if batch_tokens else default_budget(loaded)
+    with ExitStack() as open_until_done:
+        import torch
+
+        open_until_done.enter_context(quiet())  # transformers would warn of padding without a mask, which is the point
+        open_until_done.enter_context(torch.inference_mode())
+        forward: _Forward
+        if path in TREES:
+            split = split_of(loaded)
+            attention = open_until_done.enter_context(token_tree.attention(split.whole, TREES[path]))
+            forward = _Tree(loaded, split, attention)
+        elif path == PADDED:
+            forward = _Padded(loaded, split_of(loaded))
+        elif path == PADDED_WHOLE:
+            forward = _PaddedWhole(loaded)
+        elif path == ONE_AT_A_TIME:
+            forward = _OneAtATime(loaded)
+        else:
+            raise BadInput(f"there is no path {path!r}", hint="use one of: " + ", ".join(PATHS))
+        per_token, scores.tokens = _through(forward, rows, budget, progress)
     _sum_up(scores, per_token)
     return scores
 
 
 def score_one_at_a_time(loaded: Any, spans: Sequence[Span]) -> Scores:
     """The reference: one sequence a pass, all logits, nothing padded, chunked or kept back."""
-    import torch
-
-    scores, rows = _prepared(loaded, spans)
-    scores.path = "one-at-a-time"
-    per_token: dict[int, np.ndarray] = {}
-    with torch.inference_mode():
-        for row in rows:
-            ids = torch.tensor([row.ids], device=loaded.device)
-            logits = _logits_of(loaded.model(input_ids=ids[:, :-1], use_cache=False))[0]
-            table = torch.log_softmax(logits[row.start :].float(), dim=-1)
-            targets = ids[0, -row.scored :].to(table.device)
-            per_token[row.at] = table.gather(1, targets[:, None])[:, 0].double().cpu().numpy()
-    _sum_up(scores, per_token)
-    return scores
+    return score_spans(loaded, spans, path=ONE_AT_A_TIME)
 
 
-def default_batch_tokens(loaded: Any) -> int:
-    """Tokens a batch, from what does not change between runs, so that a resumed run makes the same batches.
+def split_of(loaded: Any) -> SplitModel:
+    """The model's halves, made once.  Raises ValueError where it has none."""
+    if getattr(loaded, "split", None) is None:
+        loaded.split = SplitModel(loaded.model)
+    split: SplitModel = loaded.split
+    return split
 
-    On the CPU 512 tokens were best for a model of 135 M parameters (logits and activations stay in the caches); smaller
-    models need wider batches to outweigh the cost of a call.  On a card: a quarter of what the weights leave, in logits
-    (the model's dtype) and activations.
-    """
+
+@dataclass(frozen=True)
+class Budget:
+    """Tokens a batch, padding included.  From what does not change between runs, so that a resumed run makes the same
+    batches."""
+
+    comfort: int
+    """Where a batch is cheapest a token; padded batches stop here, trees go on where that lets them share more."""
+    limit: int
+    """What memory allows."""
+
+
+def default_budget(loaded: Any) -> Budget:
+    """On the CPU 512 tokens were cheapest for a model of 135 M parameters (activations stay in the caches), and smaller
+    models need wider batches to outweigh the cost of a call.  On a card: a quarter of what the weights leave, in
+    activations and logits."""
     parameters = sum(one.numel() for one in loaded.model.parameters())
     if loaded.device.type != "cuda":
-        return int(min(max(7e10 / max(parameters, 1), 512), 4096))
+        return Budget(int(min(max(7e10 / max(parameters, 1), 512), 4096)), 4096)
     import torch
 
     weights = sum(one.numel() * one.element_size() for one in loaded.model.parameters())
     total = torch.cuda.get_device_properties(loaded.device).total_memory
     hidden = getattr(loaded.model.config.get_text_config(), "hidden_size", 4096)
     bytes_per_token = 4 * loaded.vocabulary + 64 * hidden
-    return int(min(max((total - weights) / 4 / bytes_per_token, 2048), 32768))
+    fitting = int(min(max((total - weights) / 4 / bytes_per_token, 2048), 32768))
+    return Budget(fitting, fitting)
 
 
 def _prepared(loaded: Any, spans: Sequence[Span]) -> tuple[Scores, list[_Row]]:
@@ -167,42 +217,38 @@ def _sum_up(scores: Scores, per_token: dict[int, np.ndarray]) -> None:
             scores.log_likelihoods[at] = math.fsum(values.tolist())
 
 
-def _padded(loaded: Any, rows: Sequence[_Row], budget: int, progress: Progress | None) -> dict[int, np.ndarray]:
-    """Log-probabilities per response token, by span position: right-padded batches under a token budget."""
+def _through(
+    forward: _Forward, rows: Sequence[_Row], budget: Budget, progress: Progress | None
+) -> tuple[dict[int, np.ndarray], int]:
+    """Log-probabilities per response token, by span position, and the tokens that went through the model."""
     per_token = {row.at: np.full(row.scored, np.nan) for row in rows}
-    # Longest first: memory that runs out does so at the beginning.  Ties in the order given.
-    waiting = sorted(rows, key=lambda row: -row.length)
-    tokens = 0
     left = {row.at: row.scored for row in rows}
+    waiting = deque(forward.batches(rows, budget))
+    tokens = 0
     while waiting:
-        batch = waiting[: _batch_rows(waiting, budget)]
+        batch = waiting.popleft()
         try:
-            values = _forward(loaded, batch)
+            values = forward(batch)
         except RuntimeError as error:  # torch.OutOfMemoryError is one
             if not _out_of_memory(error):
                 raise
             failed = str(error).splitlines()[0]
         else:
-            waiting = waiting[len(batch) :]
-            for row, part in zip(batch, values, strict=True):
+            for row, part in zip(batch, np.split(values, np.cumsum([one.scored for one in batch])[:-1]), strict=True):
                 per_token[row.at][row.first : row.first + row.scored] = part
                 left[row.at] -= row.scored
-                tokens += row.length
+            tokens += forward.tokens(batch)
             if progress is not None:
                 progress(sum(not one for one in left.values()), tokens)
             continue
         # Outside the except clause, where the traceback would still hold the tensors that filled the memory.
-        _free_cached(loaded)
+        forward.free_cached()
         if len(batch) > 1:
-            budget = max(1, len(batch) * batch[0].length // 2)
-        else:
-            waiting = [*_halves(batch[0], failed), *waiting[1:]]
-    return per_token
-
-
-def _batch_rows(waiting: Sequence[_Row], budget: int) -> int:
-    """How many rows from the front fit: the first is the longest, so rows × its length is the padded size."""
-    return max(1, min(len(waiting), budget // waiting[0].length))
+            half = max(1, forward.tokens(batch) // 2)
+            budget = Budget(min(budget.comfort, half), half)
+        parts = batch if len(batch) > 1 else list(_halves(batch[0], failed))
+        waiting = deque(forward.batches([*parts, *(row for one in waiting for row in one)], budget))
+    return per_token, tokens
 
 
 def _halves(row: _Row, failed: str) -> Iterator[_Row]:
@@ -217,40 +263,131 @@ def _halves(row: _Row, failed: str) -> Iterator[_Row]:
     yield _Row(row.at, row.first, row.ids[: len(row.ids) - (row.scored - half)], half)
 
 
-def _forward(loaded: Any, batch: Sequence[_Row]) -> list[np.ndarray]:
-    """Log-probabilities of each row's scored tokens, from one pass."""
-    import torch
+class _Forward:
+    """One pass over a batch: log-probabilities of the scored tokens of its rows, one after the other, float64."""
 
-    length = max(row.length for row in batch)
-    ids = torch.full((len(batch), length), _PAD_ID, dtype=torch.long)
-    for line, row in enumerate(batch):
-        ids[line, : row.length] = torch.tensor(row.ids[:-1])
-    keep = length - min(row.start for row in batch)
-    options = {"logits_to_keep": keep} if _keeps_logits(loaded.model) else {}
-    with torch.inference_mode():
-        logits = _logits_of(loaded.model(input_ids=ids.to(loaded.device), use_cache=False, **options))
+    def __init__(self, loaded: Any) -> None:
+        self._loaded = loaded
+        self._device = loaded.device
+
+    def batches(self, rows: Sequence[_Row], budget: Budget) -> list[list[_Row]]:
+        """Longest first: memory that runs out does so at the beginning.  Ties in the order given."""
+        waiting = sorted(rows, key=lambda row: -row.length)
+        batches = []
+        while waiting:
+            # The first is the longest, so rows × its length is the padded size.
+            count = max(1, budget.comfort // waiting[0].length)
+            batches.append(waiting[:count])
+            waiting = waiting[count:]
+        return batches
+
+    def tokens(self, batch: Sequence[_Row]) -> int:
+        return sum(row.length for row in batch)
+
+    def __call__(self, batch: Sequence[_Row]) -> np.ndarray:
+        raise NotImplementedError
+
+    def free_cached(self) -> None:
+        if self._device.type == "cuda":
+            import torch
+
+            torch.cuda.empty_cache()
+
+    def _tensor(self, values: Any) -> Any:
+        import torch
+
+        return torch.as_tensor(values, dtype=torch.long, device=self._device)
+
+
+class _Tree(_Forward):
+    def __init__(self, loaded: Any, split: SplitModel, attention: Any) -> None:
+        super().__init__(loaded)
+        self._split, self._attention = split, attention
+
+    def batches(self, rows: Sequence[_Row], budget: Budget) -> list[list[_Row]]:
+        batches = token_tree.plan([row.fed for row in rows], budget.comfort, budget.limit)
+        return [[rows[at] for at in batch] for batch in batches]
+
+    def tokens(self, batch: Sequence[_Row]) -> int:
+        return len(token_tree.Batch.of([row.fed for row in batch]))
+
+    def __call__(self, batch: Sequence[_Row]) -> np.ndarray:
+        tree = token_tree.Batch.of([row.fed for row in batch])
+        self._attention.set(tree, self._device)
+        ids = self._tensor([tree.ids])
+        hidden = self._split.hidden(
+            ids,
+            position_ids=self._tensor([tree.depths]),
+            # All ones: without it transformers takes positions that begin anew for packed sequences.
+            attention_mask=ids.new_ones(ids.shape),
+        )
+        rows = np.concatenate([path[row.start :] for row, path in zip(batch, tree.paths, strict=True)])
+        targets = [one for row in batch for one in row.targets]
+        return self._split.log_probabilities(hidden[0], self._tensor(rows), self._tensor(targets))
+
+
+class _Padded(_Forward):
+    def __init__(self, loaded: Any, split: SplitModel) -> None:
+        super().__init__(loaded)
+        self._split = split
+
+    def __call__(self, batch: Sequence[_Row]) -> np.ndarray:
+        ids = _right_padded(batch)
+        hidden = self._split.hidden(self._tensor(ids))
+        width = ids.shape[1]
+        rows = [line * width + at for line, row in enumerate(batch) for at in range(row.start, row.length)]
+        targets = [one for row in batch for one in row.targets]
+        flat = hidden.reshape(-1, hidden.shape[-1])
+        return self._split.log_probabilities(flat, self._tensor(rows), self._tensor(targets))
+
+
+class _PaddedWhole(_Forward):
+    def __call__(self, batch: Sequence[_Row]) -> np.ndarray:
+        ids = _right_padded(batch)
+        keep = ids.shape[1] - min(row.start for row in batch)
+        options = {"logits_to_keep": keep} if _keeps_logits(self._loaded.model) else {}
+        logits = _logits_of(self._loaded.model(input_ids=self._tensor(ids), use_cache=False, **options))
         # A model that takes the argument and ignores it returns all positions.
         logits = logits[:, -keep:]
-        offset = length - keep
-        lines = torch.tensor([line for line, row in enumerate(batch) for _ in range(row.scored)])
-        places = torch.tensor([at - offset for row in batch for at in range(row.start, row.length)])
-        targets = torch.tensor([one for row in batch for one in row.ids[-row.scored :]])
-        values = _gathered(logits, lines, places, targets)
-    return np.split(values, np.cumsum([row.scored for row in batch])[:-1])
+        offset = ids.shape[1] - keep
+        lines = [line for line, row in enumerate(batch) for _ in range(row.scored)]
+        places = [at - offset for row in batch for at in range(row.start, row.length)]
+        return _gathered(logits, lines, places, [one for row in batch for one in row.targets])
 
 
-def _gathered(logits: Any, lines: Any, places: Any, targets: Any) -> np.ndarray:
+class _OneAtATime(_Forward):
+    def batches(self, rows: Sequence[_Row], budget: Budget) -> list[list[_Row]]:
+        return [[row] for row in sorted(rows, key=lambda row: -row.length)]
+
+    def __call__(self, batch: Sequence[_Row]) -> np.ndarray:
+        import torch
+
+        (row,) = batch
+        logits = _logits_of(self._loaded.model(input_ids=self._tensor([row.fed]), use_cache=False))[0, row.start :]
+        table = torch.log_softmax(logits.float(), dim=-1)
+        targets = torch.tensor(row.targets, device=table.device)
+        return np.asarray(table.gather(1, targets[:, None])[:, 0].double().cpu().numpy())
+
+
+def _right_padded(batch: Sequence[_Row]) -> np.ndarray:
+    ids = np.full((len(batch), max(row.length for row in batch)), _PAD_ID, dtype=np.int64)
+    for line, row in enumerate(batch):
+        ids[line, : row.length] = row.fed
+    return ids
+
+
+def _gathered(logits: Any, lines: list[int], places: list[int], targets: list[int]) -> np.ndarray:
     """float64 log-probabilities of `targets` [n] at `logits[lines, places]`, in chunks of float32."""
     import torch
 
-    step = max(1, _CHUNK_FLOATS // logits.shape[-1])
-    lines, places, targets = (one.to(logits.device) for one in (lines, places, targets))
+    step = max(1, CHUNK_FLOATS // logits.shape[-1])
+    line, place, target = (torch.tensor(one, device=logits.device) for one in (lines, places, targets))
     values = torch.empty(len(targets), dtype=torch.float64, device=logits.device)
     for start in range(0, len(targets), step):
         part = slice(start, start + step)
-        table = torch.log_softmax(logits[lines[part], places[part]].float(), dim=-1)
-        values[part] = table.gather(1, targets[part, None])[:, 0].double()
-    return values.cpu().numpy()
+        table = torch.log_softmax(logits[line[part], place[part]].float(), dim=-1)
+        values[part] = table.gather(1, target[part, None])[:, 0].double()
+    return np.asarray(values.cpu().numpy())
 
 
 def _logits_of(output: Any) -> Any:
@@ -268,10 +405,3 @@ def _out_of_memory(error: RuntimeError) -> bool:
 
     text = str(error).lower()
     return isinstance(error, torch.OutOfMemoryError) or "out of memory" in text or "can't allocate memory" in text
-
-
-def _free_cached(loaded: Any) -> None:
-    if loaded.device.type == "cuda":
-        import torch
-
-        torch.cuda.empty_cache()

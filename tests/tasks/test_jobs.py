@@ -22,6 +22,7 @@ from registry.queries import jobs as job_rows
 from registry.queries import models, textsets, vectors
 from registry.textsets import Pair, freeze
 from tasks import jobs, leases
+from tasks.scoring import ENGINE_VERSION
 
 N_TEXTS = 80
 MODELKIN = [sys.executable, "-c", "from api.cli import main; main()"]
@@ -193,9 +194,9 @@ def test_a_second_worker_leaves(registered):
 
 
 def test_an_error_leaves_the_job_failed_with_its_reason_and_the_next_call_goes_on(registered, monkeypatch):
-    from tasks import scoring
+    from tasks.model_scorer import ModelScorer
 
-    real, calls = scoring.score_spans, []
+    real, calls = ModelScorer._slices, []
 
     def breaks_at_the_second_shard(*arguments, **options):
         calls.append(1)
@@ -203,7 +204,7 @@ def test_an_error_leaves_the_job_failed_with_its_reason_and_the_next_call_goes_o
             raise RuntimeError("cosmic ray")
         return real(*arguments, **options)
 
-    monkeypatch.setattr(scoring, "score_spans", breaks_at_the_second_shard)
+    monkeypatch.setattr(ModelScorer, "_slices", breaks_at_the_second_shard)
     job, _ = jobs.open_score(registered, "small", ["base"], "chat", "float32")
     with pytest.raises(RuntimeError, match="cosmic ray"):
         jobs.score(job, device="cpu")
@@ -377,5 +378,5 @@ def test_vectors_of_the_same_point_are_not_scored_twice_by_two_engines(registere
     jobs.score(job, device="cpu")
     with database.session() as session:
         small = textsets.get(session, "small")
-        assert len(vectors.scored_transforms(session, registered.id, small.id, "chat", "float32", 1)) == 1
-        assert not vectors.scored_transforms(session, registered.id, small.id, "chat", "bfloat16", 1)
+        assert len(vectors.scored_transforms(session, registered.id, small.id, "chat", "float32", ENGINE_VERSION)) == 1
+        assert not vectors.scored_transforms(session, registered.id, small.id, "chat", "bfloat16", ENGINE_VERSION)
