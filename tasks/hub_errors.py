@@ -14,6 +14,9 @@ from registry.errors import HubUnavailable, NoSpace, Refused
 OF_THIS_MACHINE = {errno.EROFS, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ELOOP, errno.ENAMETOOLONG}
 """Faults of a disk or a limit here, which no other request to the Hub will cure."""
 
+_XET = re.compile(r"CAS Client Error|reconstruction error|^Task error|\b[Xx]et\b")
+"""hf_xet, which fetches most large files, raises a plain RuntimeError for whatever its storage or the disk did."""
+
 
 @contextmanager
 def hub_errors(where: str) -> Iterator[None]:
@@ -35,6 +38,10 @@ def hub_errors(where: str) -> Iterator[None]:
         raise refusal("not_found_or_private", where) from error
     except (errors.HfHubHTTPError, errors.LocalEntryNotFoundError, OSError) as error:
         raise _other_failure(where, error) from error
+    except RuntimeError as error:
+        if not _XET.search(str(error)):
+            raise
+        raise _xet_failure(where, str(error)) from error
     except Exception as error:
         # A forced download turns whatever the Hub answered into a ValueError.
         if isinstance(error, ValueError) and isinstance(error.__cause__, (errors.HfHubHTTPError, OSError)):
@@ -51,7 +58,7 @@ def _other_failure(where: str, error: BaseException) -> Exception:
     cause: BaseException | None = error
     while cause is not None and not isinstance(cause, (errors.HfHubHTTPError, errors.OfflineModeIsEnabled)):
         if isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT):
-            return NoSpace(f"the disk filled while {where} was downloaded", hint="free some space and run it again")
+            return _full(where)
         cause = cause.__cause__ or cause.__context__
     if isinstance(cause, errors.GatedRepoError):
         return refusal("gated", where)
@@ -80,6 +87,9 @@ def _other_failure(where: str, error: BaseException) -> Exception:
                 retry_after_s=retry_after(cause.response.headers),
             )
         return Refused("not_found_or_private", f"the Hub answers {status} for {where}", hint="check the name")
+    if type(error).__module__.startswith("hf_xet"):
+        # Its own errors pass for faults of a file: a refused token is a PermissionError.
+        return _xet_failure(where, str(error) or type(error).__name__)
     if isinstance(error, (PermissionError, FileExistsError, NotADirectoryError)):
         return error
     if isinstance(error, OSError) and error.errno in OF_THIS_MACHINE:
@@ -90,6 +100,21 @@ def _other_failure(where: str, error: BaseException) -> Exception:
             hint="a proxy may have cut it: run it again",
         )
     return _unreachable(where, error)
+
+
+def _xet_failure(where: str, said: str) -> Exception:
+    if re.search(rf"os error ({errno.ENOSPC}|{errno.EDQUOT})\b|No space left", said):
+        return _full(where)
+    status = re.search(r"HTTP status \w+ error \((\d{3})", said)
+    answers = f"answers {status[1]}" if status else f"cannot be reached: {said.splitlines()[0][:200]}"
+    return HubUnavailable(
+        f"the Hub's storage (Xet) {answers} for {where}",
+        hint="wait a little and run it again; HF_HUB_DISABLE_XET=1 takes the plain way",
+    )
+
+
+def _full(where: str) -> NoSpace:
+    return NoSpace(f"the disk filled while {where} was downloaded", hint="free some space and run it again")
 
 
 def _unreachable(where: str, error: BaseException) -> HubUnavailable:

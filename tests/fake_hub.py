@@ -30,6 +30,20 @@ def files_of(folder: Path) -> Files:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
+def flipped(data: bytes) -> bytes:
+    """Of the same size, with one bit of the last byte changed."""
+    return data[:-1] + bytes([data[-1] ^ 1])
+
+
+def cached_blob(name: str, repo: str, commit: str) -> Path:
+    """Where the Hub cache keeps the bytes of a file that it has."""
+    from huggingface_hub import try_to_load_from_cache
+
+    found = try_to_load_from_cache(repo, name, revision=commit)
+    assert isinstance(found, str), f"{name} is not cached"
+    return Path(found).resolve()
+
+
 @dataclass
 class FakeRepo:
     id: str
@@ -69,6 +83,8 @@ class FakeHub:
         """Answers for the next requests, before anything else is looked at."""
         self.ranges_ignored = False
         """Answers 200 and the whole file to whoever asks for a part."""
+        self.xet: int | None = None
+        """Large files lie in Xet, whose storage answers this status."""
         self.sent: list[str] = []
         """Names of files whose bytes were sent whole or up to a cut."""
         self.ranges: list[tuple[str, str]] = []
@@ -128,6 +144,13 @@ class _Handler(BaseHTTPRequestHandler):
         if path.startswith("/lfs/"):
             self._bytes(*self.hub.stored(path.removeprefix("/lfs/")), {})
             return
+        if self.hub.xet is not None and "/xet-read-token/" in path:
+            token = {"X-Xet-Cas-Url": self.hub.url, "X-Xet-Access-Token": "t", "X-Xet-Token-Expiration": "9999999999"}
+            self._answer(200, token)
+            return
+        if self.hub.xet is not None and "/reconstructions/" in path:
+            self._answer(self.hub.xet, {})
+            return
         api = re.fullmatch(r"/api/models/(?P<id>[^/]+(?:/[^/]+)?)(?:/revision/(?P<rev>.+))?", path)
         file = re.fullmatch(r"/(?P<id>[^/]+/[^/]+)/resolve/(?P<rev>refs/[^/]+/[^/]+|[^/]+)/(?P<name>.+)", path)
         found = api or file
@@ -178,6 +201,9 @@ class _Handler(BaseHTTPRequestHandler):
         # The same server by another name: another host, as the Hub's storage is.
         headers["Location"] = self.hub.url.replace("127.0.0.1", "localhost") + f"/lfs/{digest}"
         headers |= {"X-Linked-Etag": f'"{digest}"', "X-Linked-Size": str(len(data))}
+        if self.hub.xet is not None:
+            route = f"{self.hub.url}/api/models/{repo.id}/xet-read-token/{commit}"
+            headers |= {"X-Xet-Hash": digest, "X-Xet-Refresh-Route": route}
         self._answer(302, headers)
 
     def _bytes(self, repo: FakeRepo, name: str, data: bytes, headers: dict[str, str]) -> None:

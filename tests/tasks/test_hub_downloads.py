@@ -1,8 +1,7 @@
-"""Downloads over a bad line, from a bad disk or a Hub that is not to be trusted; waits seen from the commands."""
+"""Downloads from a busy Hub and over a bad line; waits seen from the commands."""
 
 from __future__ import annotations
 
-import mmap
 import os
 import signal
 import subprocess
@@ -16,10 +15,11 @@ from typing import Any
 
 import pytest
 
-from registry.errors import HubUnavailable, Refused
+from registry.errors import HubUnavailable, NoSpace
 from registry.settings import settings
-from tasks import hub, hub_checks, hub_pace, loading, registration
-from tests.fake_hub import FakeHub, files_of
+from tasks import hub, hub_pace, loading, registration
+from tasks.hub_errors import hub_errors
+from tests.fake_hub import FakeHub, cached_blob, files_of
 
 Stored = Callable[[Any], Any]
 WEIGHTS = "model.safetensors"
@@ -55,17 +55,6 @@ def no_pause_between_resumes(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 100)
     monkeypatch.setattr(file_download.time, "sleep", lambda _: None)
-
-
-def blob(name: str, repo: str, commit: str) -> Path:
-    path = hub._cached(repo, commit, name)
-    assert path is not None
-    return path.resolve()
-
-
-def flipped(data: bytes) -> bytes:
-    """Of the same size, one bit of the last tensor changed."""
-    return data[:-1] + bytes([data[-1] ^ 1])
 
 
 # Rate limits and outages (F04)
@@ -180,7 +169,7 @@ def test_a_cut_connection_is_resumed(
     repo.cuts[WEIGHTS] = [1000, 500]
     loading.load(known)
     assert [span for name, span in fake_hub.ranges if name == WEIGHTS] == ["bytes=1000-", "bytes=1500-"]
-    assert blob(WEIGHTS, "org/m", known.revision).read_bytes() == files[WEIGHTS]
+    assert cached_blob(WEIGHTS, "org/m", known.revision).read_bytes() == files[WEIGHTS]
 
 
 def test_a_server_that_ignores_ranges_sends_the_whole_again(
@@ -193,7 +182,7 @@ def test_a_server_that_ignores_ranges_sends_the_whole_again(
     fake_hub.ranges_ignored = True
     repo.cuts[WEIGHTS] = [1000]
     loading.load(known)
-    assert blob(WEIGHTS, "org/m", known.revision).read_bytes() == files[WEIGHTS]
+    assert cached_blob(WEIGHTS, "org/m", known.revision).read_bytes() == files[WEIGHTS]
 
 
 def test_a_line_that_never_holds_is_the_hubs_trouble_and_leaves_no_half(
@@ -233,7 +222,7 @@ def test_a_half_left_by_a_kill_is_no_file(fake_hub: FakeHub, tiny_llama: Path, s
     for name in (f"{digest}.incomplete", f"{digest}.01234567.incomplete"):
         (blobs / name).write_bytes(files[WEIGHTS][:1000])
     loading.load(known)
-    assert blob(WEIGHTS, "org/m", known.revision).read_bytes() == files[WEIGHTS]
+    assert cached_blob(WEIGHTS, "org/m", known.revision).read_bytes() == files[WEIGHTS]
 
 
 @pytest.mark.parametrize("damage", ["cut", "gone", "empty"])
@@ -243,208 +232,14 @@ def test_a_damaged_blob_is_fetched_again(fake_hub: FakeHub, tiny_llama: Path, st
     known = stored(registration.candidate("org/m"))
     loading.load(known)
     for name in (WEIGHTS, "config.json"):
-        place = blob(name, "org/m", known.revision)
+        place = cached_blob(name, "org/m", known.revision)
         whole = place.read_bytes()
         if damage == "gone":
             place.unlink()
         else:
             place.write_bytes(whole[:50] if damage == "cut" else b"")
         loading.load(known)
-        assert blob(name, "org/m", known.revision).read_bytes() == whole
-
-
-# Content that is not what its hash says
-
-
-def test_weights_that_were_damaged_on_the_way_are_never_scored(
-    fake_hub: FakeHub, tiny_llama: Path, stored: Stored
-) -> None:
-    """F08: of the right size, so that only their SHA-256 shows it; fetched twice, then refused."""
-    files = files_of(tiny_llama)
-    repo = fake_hub.add("org/m", files)
-    known = stored(registration.candidate("org/m"))
-    repo.served[WEIGHTS] = flipped(files[WEIGHTS])
-    with pytest.raises(HubUnavailable, match=r"model\.safetensors of org/m@.* has not the content"):
-        loading.load(known)
-    assert fake_hub.sent.count(WEIGHTS) == 2
-    # They lie in the cache with the right name and size, and are still not taken.
-    with pytest.raises(HubUnavailable, match="has not the content"):
-        loading.load(known)
-    repo.served.clear()
-    loading.load(known)
-    assert blob(WEIGHTS, "org/m", known.revision).read_bytes() == files[WEIGHTS]
-
-
-def test_a_bad_disk_is_healed_by_the_hub_or_said(
-    fake_hub: FakeHub, tiny_llama: Path, stored: Stored, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """F08, F04, F06: a bit flipped in the cache, met while the Hub limits us, while offline, and when it answers."""
-    from huggingface_hub import constants
-
-    files = files_of(tiny_llama)
-    fake_hub.add("org/m", files)
-    known = stored(registration.candidate("org/m"))
-    loading.load(known)
-    blob(WEIGHTS, "org/m", known.revision).write_bytes(flipped(files[WEIGHTS]))
-    fake_hub.always = (429, {"Retry-After": "0"})
-    with pytest.raises(HubUnavailable, match="limits our requests"):
-        loading.load(known)
-    with monkeypatch.context() as offline:
-        offline.setattr(constants, "HF_HUB_OFFLINE", True)
-        with pytest.raises(HubUnavailable, match="damaged in the Hub cache"):
-            loading.load(known)
-    fake_hub.always = None
-    fake_hub.repos["org/m"].files_refused = (403, "GatedRepo")
-    with pytest.raises(Refused) as caught:
-        loading.load(known)
-    assert caught.value.reason == "gated"
-    fake_hub.repos["org/m"].files_refused = None
-    loading.load(known)
-    assert blob(WEIGHTS, "org/m", known.revision).read_bytes() == files[WEIGHTS]
-
-
-def test_weights_are_hashed_once(
-    fake_hub: FakeHub, tiny_llama: Path, stored: Stored, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The second load looks at the stamp only; a home that cannot be written costs the hash each time."""
-    hashed: list[str] = []
-    real = hub_checks.hashlib.file_digest
-
-    def counted(stream: Any, name: str) -> Any:
-        hashed.append(stream.name)
-        return real(stream, name)
-
-    fake_hub.add("org/m", files_of(tiny_llama))
-    known = stored(registration.candidate("org/m"))
-    monkeypatch.setattr(hub_checks.hashlib, "file_digest", counted)
-    for _ in range(3):
-        loading.load(known)
-    assert len(hashed) == 1
-    notes = settings().home / "cache" / "verified"
-    (notes / f"{known.facts['files'][WEIGHTS]['sha256']}.json").write_text("[not json")
-    loading.load(known)
-    assert len(hashed) == 2
-    os.utime(blob(WEIGHTS, "org/m", known.revision))
-    loading.load(known)
-    assert len(hashed) == 3
-
-
-def test_whoever_has_the_old_file_open_keeps_it(fake_hub: FakeHub, tiny_llama: Path, stored: Stored) -> None:
-    """F09: a damaged file is replaced, never deleted or rewritten under a process that has it mapped."""
-    files = files_of(tiny_llama)
-    fake_hub.add("org/m", files)
-    known = stored(registration.candidate("org/m"))
-    loading.load(known)
-    place = blob(WEIGHTS, "org/m", known.revision)
-    place.write_bytes(flipped(files[WEIGHTS]))
-    with place.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
-        loading.load(known)
-        assert bytes(mapped) == flipped(files[WEIGHTS])
-    assert place.read_bytes() == files[WEIGHTS]
-
-
-def test_other_repos_in_the_cache_are_left_alone(fake_hub: FakeHub, tiny_llama: Path, stored: Stored) -> None:
-    """F09: modelkin deletes nothing in the cache; blobs may be shared."""
-    fake_hub.add("org/m", files_of(tiny_llama))
-    fake_hub.add("org/other", files_of(tiny_llama))
-    cache = Path(os.environ["HF_HUB_CACHE"])
-    other = stored(registration.candidate("org/other"))
-    loading.load(other)
-    before = {path: path.stat().st_ino for path in cache.rglob("*") if path.is_file()}
-    known = stored(registration.candidate("org/m"))
-    loading.load(known)
-    blob(WEIGHTS, "org/m", known.revision).write_bytes(b"")
-    loading.load(known)
-    assert {path: path.stat().st_ino for path in before} == before
-
-
-# Trust
-
-
-def test_the_token_stays_with_the_hub(
-    fake_hub: FakeHub, tiny_llama: Path, stored: Stored, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Large files come from another host, which is not told it."""
-    monkeypatch.setenv("HF_TOKEN", "hf_secret")
-    fake_hub.add("org/m", files_of(tiny_llama))
-    loading.load(stored(registration.candidate("org/m")))
-    assert {host for host, _ in fake_hub.tokens} == {"127.0.0.1"}
-    assert WEIGHTS in fake_hub.sent
-
-
-HOSTILE = [
-    "../../../escaped.json",
-    "/tmp/escaped.json",
-    "a/../../escaped.jinja",
-    "additional_chat_templates/../../escaped.jinja",
-    "additional_chat_templates//escaped.jinja",
-    "tokenizer\x00.json",
-    "tokenizer\x1b[2J.json",
-    "tokenizer\n.json",
-    "tokenizer\\..\\..\\escaped.json",
-    "tokenizer" + "x" * 300,
-    "tokenizer/" * 200 + "x.jinja",
-    "tokenizer\u202e.json",
-    "..",
-    "",
-]
-
-
-@pytest.mark.parametrize("name", HOSTILE)
-def test_a_file_name_cannot_leave_its_folder(fake_hub: FakeHub, tiny_llama: Path, stored: Stored, name: str) -> None:
-    """Nor reach a terminal: such a file is passed over, the model is not."""
-    files = files_of(tiny_llama)
-    fake_hub.add("org/m", files | {name: b"{}"})
-    known = stored(registration.candidate("org/m"))
-    assert name not in known.facts["load"]
-    loading.load(known)
-    assert set(fake_hub.sent) <= set(files)
-
-
-def test_an_index_cannot_name_a_file_elsewhere(fake_hub: FakeHub, tiny_llama: Path) -> None:
-    import json
-
-    files = files_of(tiny_llama)
-    shard = "../../evil.safetensors"
-    files[shard] = files.pop(WEIGHTS)
-    files["model.safetensors.index.json"] = json.dumps({"weight_map": {"lm_head.weight": shard}}).encode()
-    fake_hub.add("org/m", files)
-    with pytest.raises(Refused) as caught:
-        registration.candidate("org/m")
-    assert caught.value.reason in ("missing_shards", "bad_weights")
-
-
-@pytest.mark.parametrize(
-    "lie",
-    [
-        {"id": "../../etc"},
-        {"id": "org/../m"},
-        {"id": "org/m\x1b[2J"},
-        {"id": "a/b/c"},
-        {"id": ""},
-        {"sha": "../../../etc"},
-        {"sha": "main"},
-        {"sha": "ABCDEF" * 6 + "0000"},
-    ],
-)
-def test_an_answer_that_names_no_repo_and_commit_is_no_answer(
-    fake_hub: FakeHub, tiny_llama: Path, lie: dict[str, str]
-) -> None:
-    fake_hub.add("org/m", files_of(tiny_llama)).extra |= lie
-    with pytest.raises(HubUnavailable, match="is no Hub") as caught:
-        registration.candidate("org/m")
-    assert caught.value.message.isprintable()
-
-
-def test_sizes_and_hashes_that_are_none(fake_hub: FakeHub, tiny_llama: Path) -> None:
-    files = files_of(tiny_llama)
-    siblings = [{"rfilename": name, "size": len(data)} for name, data in files.items()]
-    weights = next(each for each in siblings if each["rfilename"] == WEIGHTS)
-    weights["lfs"] = {"sha256": "../" * 20 + "0000", "size": 1, "pointerSize": 1}
-    fake_hub.add("org/m", files, siblings=siblings)
-    found = registration.candidate("org/m")
-    assert found.weights_hash is None
-    assert found.facts["files"][WEIGHTS]["sha256"] is None
+        assert cached_blob(name, "org/m", known.revision).read_bytes() == whole
 
 
 # What a person sees
@@ -522,13 +317,34 @@ def test_model_add_without_patience_fails_at_once(
     assert (waiting.returncode, "the Hub limits our requests" in said) == (7, True)
 
 
-def test_what_the_hub_states_later_does_not_replace_what_was_registered(
-    fake_hub: FakeHub, tiny_llama: Path, stored: Stored
+@pytest.mark.parametrize("status", [403, 404, 429, 500])
+def test_trouble_of_the_storage_behind_the_hub(
+    fake_hub: FakeHub, tiny_llama: Path, stored: Stored, monkeypatch: pytest.MonkeyPatch, status: int
 ) -> None:
-    """F02: other bytes of the same size under the same commit, with a matching etag, are not the registered model."""
-    files = files_of(tiny_llama)
-    repo = fake_hub.add("org/m", files)
+    """F03, F04: hf_xet raises a RuntimeError for everything; its own retries, minutes of them, are cut to one here."""
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", False)
+    monkeypatch.setenv("HF_XET_CLIENT_RETRY_MAX_ATTEMPTS", "1")
+    monkeypatch.setenv("HF_XET_CLIENT_RETRY_BASE_DELAY", "10ms")
+    fake_hub.add("org/m", files_of(tiny_llama))
     known = stored(registration.candidate("org/m"))
-    repo.commits[known.revision][WEIGHTS] = flipped(files[WEIGHTS])
-    with pytest.raises(HubUnavailable, match="has not the content"):
+    fake_hub.xet = status
+    with pytest.raises(HubUnavailable, match=rf"storage \(Xet\) answers {status} for org/m"):
         loading.load(known)
+
+
+def test_what_xet_says_of_a_disk_is_of_the_disk() -> None:
+    """F05."""
+    with pytest.raises(NoSpace), hub_errors("org/m"):
+        raise RuntimeError("Task error: File reconstruction error: IO Error: No space left on device (os error 28)")
+    with pytest.raises(RuntimeError, match="of another kind"), hub_errors("org/m"):
+        raise RuntimeError("of another kind")
+
+
+def test_a_token_that_xet_refuses_is_no_file_of_ours() -> None:
+    """F03: XetAuthenticationError is a PermissionError."""
+    from hf_xet import XetAuthenticationError
+
+    with pytest.raises(HubUnavailable, match="storage"), hub_errors("org/m"):
+        raise XetAuthenticationError("expired")
