@@ -1,34 +1,35 @@
 """A model's own chat template, rendered the same way for every model, on any day.
 
-Templates come from the Hub and are programs.  They run in the sandbox that transformers builds, with a frozen clock
-and limits on output and time, and only in a worker.
+Templates come from the Hub and are programs: they run in `tasks.template_sandbox`, a process with limits, where
+transformers' sandbox holds them and the clock stands still.
 """
 
 from __future__ import annotations
 
-import re
-import signal
-import threading
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from datetime import UTC, datetime
 from typing import Any, Literal
 
 from registry.canonical import sha256_hex
 from registry.errors import BadInput, Refused
+from tasks import template_process
 
 DATE = "26 Jul 2024"
 """The date every prompt carries: the default of the Llama 3 templates, so that pinning it changes nothing there."""
 
-_CLOCK = datetime(2024, 7, 26, 12, tzinfo=UTC)
+SETTINGS = {
+    "enable_thinking": False,  # Qwen3, SmolLM3, GLM
+    "thinking": False,  # DeepSeek V3.1, Granite
+    "date_string": DATE,  # Llama 3
+}
+"""Variables given to every template; the frozen `strftime_now` is the sandbox's."""
 
 MAX_SECONDS = 5.0
-MAX_OUTPUT_CHARS = 2_000_000
-"""Beyond what was put in; nested loops in a template otherwise fill any memory."""
+"""Of CPU time, for one text."""
 
-MAX_BITS = 10_000
-"""Of an integer that a template computes."""
+MAX_OUTPUT_CHARS = 2_000_000
+"""Beyond what was put in."""
+
+MAX_STOPPED = 10
+"""Texts on which a template may be stopped by force before the model is refused: else each would take its seconds."""
 
 # A newline inside: the repr of a list of parts, or JSON, would escape it, and then the text is not there verbatim.
 _PROMPT_PROBE = "Zq7prompt\nprobe7qZ"
@@ -55,61 +56,74 @@ class ChatTemplate:
     def __init__(self, tokenizer: Any) -> None:
         self.text = _template_text(tokenizer)
         self.hash = sha256_hex(self.text)
-        self._variables = {**tokenizer.special_tokens_map, **_settings()}
-        self._compiled = _compile(self.text)
+        self._variables = {**tokenizer.special_tokens_map, **SETTINGS}
+        self._stopped = 0
         self.content_form: Literal["string", "parts"] = self._probe_content_form()
         self.empty_behaviour: EmptyBehaviour = self._probe_empty()
         self._last: tuple[tuple[str | None, str], tuple[str, str]] | None = None
 
     def render(self, system: str | None, user: str, response: str) -> str:
         """The whole conversation, the response in the assistant's turn.  Raises TemplateFailed."""
-        turns = [("system", system), ("user", user), ("assistant", response)]
-        return self._render([self._message(role, text) for role, text in turns if text is not None])
+        return self._render([(system, user, response)])[0]
 
-    def around(self, system: str | None, user: str) -> tuple[str, str]:
-        """What the template writes before and after the response, whatever the response is.
+    def render_around(self, system: str | None, user: str, response: str) -> tuple[str, str, str]:
+        """What the template writes before the response, what after it, and the whole conversation.
 
-        Found with a placeholder in the response's place, so that a scaffold written for the assistant's turn (an empty
-        thinking block, a channel header) belongs to the context and is not scored.  Raises TemplateFailed.
+        The first two are found with a placeholder in the response's place, so that a scaffold written for the
+        assistant's turn (an empty thinking block, a channel header) belongs to the context and is not scored.
+
+        Raises TemplateFailed; Refused("bad_template") when it had to be stopped again and again.
         """
         key = (system, user)
-        if self._last is None or self._last[0] != key:
-            placeholder = _RESPONSE_PROBE
-            while placeholder in user or placeholder in (system or ""):
-                placeholder += "Z"
-            rendered = self.render(system, user, placeholder)
-            if rendered.count(placeholder) != 1:
-                raise TemplateFailed("the template does not write the response exactly once")
-            before, after = rendered.split(placeholder)
-            self._last = (key, (before, after))
-        return self._last[1]
+        if self._last is not None and self._last[0] == key:
+            return *self._last[1], self.render(system, user, response)
+        placeholder = _RESPONSE_PROBE
+        while placeholder in user or placeholder in (system or ""):
+            placeholder += "Z"
+        rendered, whole = self._render([(system, user, placeholder), (system, user, response)])
+        if rendered.count(placeholder) != 1:
+            raise TemplateFailed("the template does not write the response exactly once")
+        before, after = rendered.split(placeholder)
+        self._last = (key, (before, after))
+        return before, after, whole
 
-    def _message(self, role: str, text: str) -> dict[str, Any]:
+    def _messages(self, system: str | None, user: str, response: str) -> list[dict[str, Any]]:
         parts = self.content_form == "parts"
-        return {"role": role, "content": [{"type": "text", "text": text}] if parts else text}
+        return [
+            {"role": role, "content": [{"type": "text", "text": text}] if parts else text}
+            for role, text in (("system", system), ("user", user), ("assistant", response))
+            if text is not None
+        ]
 
-    def _render(self, messages: list[dict[str, Any]]) -> str:
-        allowed = MAX_OUTPUT_CHARS + 8 * sum(len(str(message["content"])) for message in messages)
-        pieces: list[str] = []
-        written = 0
-        deadline = time.monotonic() + MAX_SECONDS
+    def _render(self, conversations: list[tuple[str | None, str, str]]) -> list[str]:
+        given = max(sum(len(text or "") for text in one) for one in conversations)
+        request = {
+            "template": self.text,
+            "variables": self._variables,
+            "conversations": [self._messages(*one) for one in conversations],
+            "seconds": MAX_SECONDS,
+            "output_chars": MAX_OUTPUT_CHARS + 8 * given,
+        }
         try:
-            with _interrupted_after(MAX_SECONDS):
-                blocks = self._compiled.generate(
-                    messages=messages, tools=None, documents=None, add_generation_prompt=False, **self._variables
-                )
-                for block in blocks:
-                    written += len(block)
-                    if written > allowed:
-                        raise TemplateFailed(f"the template wrote more than {allowed} characters")
-                    if time.monotonic() > deadline:
-                        raise _too_slow()
-                    pieces.append(block)
-        except TemplateFailed:
-            raise
-        except Exception as error:  # a template is a program of a stranger's: it may raise anything
-            raise TemplateFailed(f"{type(error).__name__}: {error}"[:300]) from error
-        return "".join(pieces)
+            answer = template_process.ask(request)
+        except template_process.Stopped as error:
+            self._stopped += 1
+            if self._stopped > MAX_STOPPED:
+                raise Refused(
+                    "bad_template",
+                    f"the chat template had to be stopped on {self._stopped} texts: {error}",
+                    hint="score it with --profile plain",
+                ) from error
+            raise TemplateFailed(str(error)) from error
+        if "texts" in answer:
+            return [str(one) for one in answer["texts"]]
+        if not answer["valid"]:
+            raise Refused(
+                "bad_template",
+                f"the chat template is not valid: {answer['error']}",
+                hint="score it with --profile plain",
+            )
+        raise TemplateFailed(str(answer["error"]))
 
     def _probe_content_form(self) -> Literal["string", "parts"]:
         reasons = []
@@ -147,20 +161,6 @@ def _letters(text: str) -> str:
     return "".join(text.split())
 
 
-def _settings() -> dict[str, Any]:
-    """Variables given to every template: thinking off and the clock frozen.
-
-    Context variables shadow the environment's globals, hence a frozen `strftime_now` without a template environment
-    of our own.
-    """
-    return {
-        "enable_thinking": False,  # Qwen3, SmolLM3, GLM
-        "thinking": False,  # DeepSeek V3.1, Granite
-        "date_string": DATE,  # Llama 3
-        "strftime_now": lambda pattern: _CLOCK.strftime(pattern),  # Llama 3.2, Granite, SmolLM3, gpt-oss
-    }
-
-
 def _template_text(tokenizer: Any) -> str:
     try:
         text = tokenizer.get_chat_template()
@@ -172,77 +172,3 @@ def _template_text(tokenizer: Any) -> str:
             "no_template", f"the tokenizer has no chat template{several}", hint="score it with --profile plain"
         ) from error
     return str(text)
-
-
-def _compile(text: str) -> Any:
-    """The sandboxed environment is transformers' own: its filters, its extensions, its security fixes.
-
-    But nothing in it draws at random, since a model must score the same twice; and no single operation is so large that
-    neither the time limit nor the output limit would see it end.
-    """
-    from transformers.utils.chat_template_utils import _compile_jinja_template
-
-    try:
-        # Of an empty template: compiling theirs would already compute its constants.
-        environment = _compile_jinja_template("").environment.overlay()
-        environment.filters = {name: one for name, one in environment.filters.items() if name != "random"}
-        environment.globals = {name: one for name, one in environment.globals.items() if name != "lipsum"}
-        environment.intercepted_binops = frozenset({"*", "**", "%"})
-        environment.call_binop = lambda context, operator, left, right: _bounded(
-            environment.binop_table[operator], operator, left, right
-        )
-        return environment.from_string(text)
-    except Exception as error:
-        raise Refused(
-            "bad_template",
-            f"the chat template is not valid: {type(error).__name__}: {error}",
-            hint="score it with --profile plain",
-        ) from error
-
-
-def _bounded(operation: Any, operator: str, left: Any, right: Any) -> Any:
-    """`left operator right`, unless the result would be huge.  Raises TemplateFailed."""
-    numbers = isinstance(left, int) and isinstance(right, int)
-    if operator == "**":
-        huge = numbers and abs(left) > 1 and right > MAX_BITS / abs(left).bit_length()
-    elif operator == "%":
-        # "%1000000000d" % 1
-        huge = isinstance(left, str) and re.search(r"%[^a-zA-Z%]*\d{7}", left) is not None
-    elif numbers:
-        huge = left.bit_length() + right.bit_length() > MAX_BITS
-    else:
-        sizes = [len(one) if hasattr(one, "__len__") else one for one in (left, right)]
-        huge = all(isinstance(one, int) for one in sizes) and sizes[0] * sizes[1] > MAX_OUTPUT_CHARS
-    if huge:
-        raise TemplateFailed(f"the template computes something huge ({operator})")
-    return operation(left, right)
-
-
-def _too_slow() -> TemplateFailed:
-    return TemplateFailed(f"the template ran longer than {MAX_SECONDS:g} s")
-
-
-@contextmanager
-def _interrupted_after(seconds: float) -> Iterator[None]:
-    """Raises TemplateFailed in the block after `seconds`, even in a loop that writes nothing.
-
-    Signals reach only the main thread; elsewhere the check between output blocks is all there is.  Another timer that
-    was running (a test's, a supervisor's) goes on with the time it had left.
-    """
-    if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "setitimer"):
-        yield
-        return
-
-    def stop(signum: int, frame: Any) -> None:
-        raise _too_slow()
-
-    handler = signal.signal(signal.SIGALRM, stop)
-    started = time.monotonic()
-    left, interval = signal.setitimer(signal.ITIMER_REAL, seconds)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, handler)
-        if left:
-            signal.setitimer(signal.ITIMER_REAL, max(left - (time.monotonic() - started), 1e-3), interval)

@@ -103,8 +103,7 @@ class Renderer:
     def _render(self, system: str | None, user: str, response: str) -> tuple[str, str, str]:
         """What stands before the response, what after it, and the rendered string.  Raises TemplateFailed."""
         if self._chat is not None:
-            before, after = self._chat.around(system, user)
-            return before, after, self._chat.render(system, user, response)
+            return self._chat.render_around(system, user, response)
         before = "".join(part + _SEPARATOR for part in (system, user) if part)
         return before, "", before + response
 

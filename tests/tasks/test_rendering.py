@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from datetime import datetime as real_datetime
 from pathlib import Path
 from typing import Any
@@ -269,35 +268,6 @@ def test_a_prompt_that_repeats_the_response_does_not_move_the_span() -> None:
     assert context.count("The answer.") == 2
 
 
-# ---- templates are programs of strangers ----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("program", "reason"),
-    [
-        (
-            "{% for i in range(2000) %}{% for j in range(2000) %}{{ 'x' * 10 }}{% endfor %}{% endfor %}",
-            "wrote more than",
-        ),
-        (
-            "{% for i in range(9999) %}" * 3 + "{% set k = i %}" + "{% endfor %}" * 3,
-            "ran longer than",
-        ),
-        ("{{ ''.__class__.__mro__ }}", "SecurityError"),
-        ("{{ range(1000000000) | length }}", "OverflowError"),
-    ],
-)
-def test_hostile_templates_end_with_a_reason(program: str, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chat_template, "MAX_SECONDS", 0.5)
-    started = time.monotonic()
-    made = renderer("{% if 'attack' in messages[0]['content'] %}" + program + "{% endif %}" + CHATML)
-    span = made.span(None, "attack", "The answer")
-    assert span.status == Status.TEMPLATE_ERROR
-    assert reason in span.reason
-    assert time.monotonic() - started < 20
-    assert made.span(None, "Hello", "The answer").status == Status.OK
-
-
 # ---- tokens ---------------------------------------------------------------------------------------------------------
 
 
@@ -533,32 +503,3 @@ def test_lower_casing_is_a_documented_loss_and_dropped_characters_are_not() -> N
     lossy = Tokenizer.from_str(json.dumps({**json.loads(RAW), "normalizer": strip}))
     with pytest.raises(Refused, match="turns"):
         verify_tokenizer(PreTrainedTokenizerFast(tokenizer_object=lossy), None)
-
-
-@pytest.mark.parametrize(
-    "expression",
-    [
-        "10 ** (10 ** 8)",
-        "2 ** 99999",
-        "'x' * 10 ** 10",
-        "[1] * 10 ** 10",
-        "9 ** 3000 * 9 ** 3000 * 9 ** 9000",
-        "'%1000000000d' % 1",
-    ],
-)
-def test_a_single_huge_operation_ends_at_once(expression):
-    """Neither a signal nor a check between blocks interrupts one operation of the interpreter."""
-    with pytest.raises(Refused, match="something huge"):
-        Renderer(tokenizer("{{ " + expression + " }}" + CHATML), "chat", None, 10_000)
-
-
-def test_small_arithmetic_stays_allowed():
-    harmless = "{% set n = 2 ** 10 * 3 % 7 %}{{ '-' * n }}{{ '%s' % n }}"
-    assert Renderer(tokenizer(harmless + CHATML), "chat", None, 10_000).span(None, "a", "b").status == Status.OK
-
-
-@pytest.mark.parametrize("expression", ["['a', 'b']|random", "lipsum(1)"])
-def test_a_template_that_draws_at_random_is_refused(expression):
-    with pytest.raises(Refused) as caught:
-        Renderer(tokenizer("{{ " + expression + " }}" + CHATML), "chat", None, 10_000)
-    assert caught.value.reason == "bad_template"
