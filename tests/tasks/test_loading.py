@@ -54,6 +54,7 @@ def test_a_whole_model(tiny_llama: Path, stored: Stored) -> None:
     assert loaded.load_report["sanity"]["uniform"] == pytest.approx(-math.log(loaded.vocabulary))
 
 
+# B10
 def test_a_missing_tensor(tiny_llama: Path, stored: Stored) -> None:
     edit_weights(tiny_llama, lambda tensors: tensors.pop("model.layers.1.mlp.up_proj.weight"))
     with pytest.raises(Refused, match=r"1 tensors missing .*mlp\.up_proj") as caught:
@@ -61,6 +62,7 @@ def test_a_missing_tensor(tiny_llama: Path, stored: Stored) -> None:
     assert caught.value.reason == "bad_weights"
 
 
+# B11
 def test_a_missing_head_that_is_not_tied(tiny_llama: Path, stored: Stored) -> None:
     edit_weights(tiny_llama, lambda tensors: tensors.pop("lm_head.weight"))
     assert reason_of(stored, tiny_llama) == "bad_weights"
@@ -72,6 +74,7 @@ def test_a_missing_head_that_is_not_tied(tiny_llama: Path, stored: Stored) -> No
     assert head.equal(second.model.get_output_embeddings().weight)
 
 
+# B10
 def test_a_tensor_of_another_shape(tiny_llama: Path, stored: Stored) -> None:
     def cut(tensors: dict[str, Any]) -> None:
         tensors["model.norm.weight"] = tensors["model.norm.weight"][:-1].clone()
@@ -83,6 +86,7 @@ def test_a_tensor_of_another_shape(tiny_llama: Path, stored: Stored) -> None:
     assert "ignore_mismatched_sizes" not in f"{caught.value.message} {caught.value.hint}"
 
 
+# B10
 def test_a_tensor_that_nobody_asked_for(tiny_llama: Path, stored: Stored) -> None:
     def add(name: str) -> None:
         edit_weights(tiny_llama, lambda tensors: tensors.update({name: tensors["model.norm.weight"].clone()}))
@@ -95,6 +99,7 @@ def test_a_tensor_that_nobody_asked_for(tiny_llama: Path, stored: Stored) -> Non
     assert caught.value.reason == "bad_weights"
 
 
+# B15
 def test_shards(tmp_path: Path, stored: Stored) -> None:
     whole = save_llama(tmp_path / "whole")
     sharded = save_llama(tmp_path / "sharded", shard_bytes=40_000)
@@ -106,6 +111,7 @@ def test_shards(tmp_path: Path, stored: Stored) -> None:
     assert caught.value.reason == "changed"
 
 
+# B16
 def test_the_dtype_is_asked_for_and_stored(tmp_path: Path, stored: Stored) -> None:
     half = save_llama(tmp_path / "half", dtype="float16")
     edit_json(half / "config.json", dtype=None, torch_dtype=None)
@@ -243,6 +249,7 @@ def test_weights_written_while_the_model_is_in_use(tiny_llama: Path, tmp_path: P
         assert caught.value.hint
 
 
+# B20
 @pytest.mark.parametrize("method", ["gptq", "awq", "bitsandbytes", "compressed-tensors"])
 def test_quantised_without_its_package(
     tiny_llama: Path, stored: Stored, method: str, monkeypatch: pytest.MonkeyPatch
@@ -265,6 +272,7 @@ class _Evil:
         return (open, ("/tmp/modelkin-pickle-ran", "w"))
 
 
+# B17
 def test_pickles(tiny_llama: Path, stored: Stored, monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
     from safetensors.torch import load_file
@@ -295,6 +303,7 @@ def test_pickles(tiny_llama: Path, stored: Stored, monkeypatch: pytest.MonkeyPat
         settings.cache_clear()
 
 
+# B27
 def test_forced_attention_falls_back_and_says_so(tmp_path: Path, stored: Stored) -> None:
     from transformers import Gemma2Config, Gemma2ForCausalLM
 
@@ -310,6 +319,7 @@ def test_forced_attention_falls_back_and_says_so(tmp_path: Path, stored: Stored)
         assert forced.load_report["attention_fallback"] == "sdpa → eager"
 
 
+# A21
 def test_context_length_is_never_the_tokenizer_s(tiny_llama: Path, stored: Stored) -> None:
     edit_json(tiny_llama / "tokenizer_config.json", model_max_length=10**30)
     assert load(stored, tiny_llama).context_length == 128
@@ -324,6 +334,7 @@ def test_a_broken_tokenizer(tiny_llama: Path, stored: Stored) -> None:
     assert reason_of(stored, tiny_llama) == "bad_tokenizer"
 
 
+# B12
 def test_remote_code_needs_its_allowance_when_loading_too(tiny_llama: Path, stored: Stored) -> None:
     (tiny_llama / "modeling.py").write_text(
         "from transformers import LlamaConfig, LlamaForCausalLM\n"
@@ -370,6 +381,7 @@ def _logits(loaded: loading.LoadedModel) -> Any:
         return loaded.model(input_ids=torch.arange(5, 25)[None]).logits
 
 
+# B19
 def test_an_adapter_is_its_own_model_on_its_base(tiny_llama: Path, tmp_path: Path, stored: Stored) -> None:
     adapter = _lora(tiny_llama, tmp_path / "lora")
     found = registration.candidate(str(adapter))
@@ -385,6 +397,7 @@ def test_an_adapter_is_its_own_model_on_its_base(tiny_llama: Path, tmp_path: Pat
     assert registration.candidate(str(adapter), base=str(other)).identity != found.identity
 
 
+# B19
 def test_an_adapter_for_another_base(tiny_llama: Path, tmp_path: Path, stored: Stored) -> None:
     adapter = _lora(tiny_llama, tmp_path / "lora")
     wider = save_llama(tmp_path / "wider", hidden_size=64)
@@ -406,6 +419,7 @@ def test_an_adapter_without_some_of_its_tensors(tiny_llama: Path, tmp_path: Path
     assert caught.value.reason == "bad_weights"
 
 
+# B11
 def test_sanity_tells_a_trained_model_from_a_broken_one(stored: Stored, tmp_path: Path) -> None:
     loaded = load(stored, save_llama(tmp_path / "wild"))
     assert loaded.load_report["sanity"]["plausible"] is False

@@ -35,6 +35,7 @@ def refused(hub: FakeHub, files: dict[str, bytes], **extra: Any) -> Refused:
     return caught.value
 
 
+# B22
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
@@ -79,6 +80,7 @@ def test_a_decoder_bert_is_not_an_encoder(fake_hub: FakeHub) -> None:
     assert registration.candidate("org/m").columns["architecture"] == "BertLMHeadModel"
 
 
+# B17
 def test_pickles_need_an_allowance(fake_hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
     files = LLAMA | {"pytorch_model.bin": b"0"} | TOKENIZER
     assert refused(fake_hub, files).reason == "pickle_only"
@@ -91,6 +93,7 @@ def test_pickles_need_an_allowance(fake_hub: FakeHub, monkeypatch: pytest.Monkey
         settings.cache_clear()
 
 
+# B18
 def test_gguf_only_names_real_files(fake_hub: FakeHub) -> None:
     error = refused(fake_hub, {"m.Q4_K_M.gguf": b"0", "m.Q8_0.gguf": b"0", "README.md": b"x"})
     commit = fake_hub.repos["org/m"].refs["main"]
@@ -109,6 +112,7 @@ def test_a_gguf_file_that_is_not_there(fake_hub: FakeHub) -> None:
     assert "m.Q8_0.gguf" in str(caught.value.hint)
 
 
+# B15
 @pytest.mark.parametrize(
     "files",
     [
@@ -127,6 +131,7 @@ def test_missing_shards(fake_hub: FakeHub, files: dict[str, bytes]) -> None:
     assert refused(fake_hub, files | TOKENIZER).reason == "missing_shards"
 
 
+# B18
 @pytest.mark.parametrize(
     "files",
     [
@@ -154,6 +159,7 @@ REMOTE = config(
 )
 
 
+# B12
 def test_remote_code_is_allowed_for_one_commit(fake_hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
     repo = fake_hub.add("org/m", REMOTE | WEIGHTS | TOKENIZER | {"modeling.py": b"x = 1"}, safetensors=None)
     allowed = registration.candidate("org/m", trust_remote_code=True)
@@ -179,6 +185,7 @@ def test_remote_code_of_another_repo_is_never_fixed_by_the_commit(fake_hub: Fake
         registration.candidate("org/m", trust_remote_code=True)
 
 
+# B12
 def test_the_native_class_is_preferred_to_the_repo_s_code(fake_hub: FakeHub) -> None:
     both = json.loads(LLAMA["config.json"]) | {"auto_map": {"AutoModelForCausalLM": "modeling.M"}}
     fake_hub.add("org/m", config(**both) | WEIGHTS | TOKENIZER)
@@ -193,6 +200,7 @@ def test_a_tokenizer_of_the_repo_s_own_code(fake_hub: FakeHub) -> None:
     assert refused(fake_hub, LLAMA | WEIGHTS | own).reason == "remote_code"
 
 
+# B19
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
@@ -227,6 +235,7 @@ def test_folders_obey_the_same_rules(tiny_llama: Path, tmp_path: Path) -> None:
     assert caught.value.reason == "unsupported_format"
 
 
+# B15
 def test_a_stale_index_of_a_folder(tmp_path: Path) -> None:
     folder = save_llama(tmp_path / "sharded", shard_bytes=40_000)
     index = folder / "model.safetensors.index.json"
@@ -241,6 +250,7 @@ def test_a_stale_index_of_a_folder(tmp_path: Path) -> None:
     assert caught.value.reason == "bad_weights"
 
 
+# B15
 def test_a_cut_weight_file(tiny_llama: Path) -> None:
     weights = tiny_llama / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-100])

@@ -117,12 +117,14 @@ def texts(span: Span) -> tuple[str, str]:
 # ---- templates ------------------------------------------------------------------------------------------------------
 
 
+# A22
 def test_a_response_is_scored_whole_and_nothing_else() -> None:
     span = renderer().span(None, "Hello", "The answer is 42.")
     assert span.status == Status.OK
     assert texts(span) == ("<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n", "The answer is 42.")
 
 
+# A01, A22
 def test_ids_are_those_of_the_whole_conversation_tokenised_once() -> None:
     made = tokenizer(CHATML)
     span = Renderer(made, "chat", None, 10_000).span(None, "Hello", "The answer.")
@@ -135,6 +137,7 @@ def test_ids_are_those_of_the_whole_conversation_tokenised_once() -> None:
     assert all(type(one) is int for one in ids)
 
 
+# A05
 @pytest.mark.parametrize("template", [QWEN3, DEEPSEEK_R1])
 def test_a_thinking_scaffold_is_not_part_of_the_response(template: str) -> None:
     span = renderer(template).span(None, "Hello", "The answer is 42.")
@@ -147,12 +150,14 @@ def test_a_thinking_scaffold_is_not_part_of_the_response(template: str) -> None:
         assert context.endswith("<|User|>Hello<|Assistant|>")
 
 
+# A05
 def test_a_response_that_the_template_would_cut_is_scored_as_it_is() -> None:
     span = renderer(QWEN3).span(None, "Hello", "<think>hm</think>\nThe answer")
     assert span.status == Status.SPLIT
     assert texts(span)[1] == "<think>hm</think>\nThe answer"
 
 
+# A07
 def test_a_trimming_template_does_not_shorten_the_response() -> None:
     span = renderer(LLAMA3).span(None, " Hello ", "code block\n\n")
     context, response = texts(span)
@@ -162,6 +167,7 @@ def test_a_trimming_template_does_not_shorten_the_response() -> None:
     assert renderer(LLAMA3).span(None, "Hello", "code block").status == Status.OK
 
 
+# A02
 def test_bos_stands_once_whoever_writes_it() -> None:
     for template in (LLAMA3, DEEPSEEK_R1):
         assert renderer(template).span(None, "Hello", "The answer").context_ids.count(0) == 1
@@ -170,6 +176,7 @@ def test_bos_stands_once_whoever_writes_it() -> None:
         assert renderer(profile="plain").span(None, user, "The answer").context_ids.count(0) == 1
 
 
+# A03, A11
 def test_without_a_template_the_refusal_says_what_to_do() -> None:
     for template in (None, {"tool_use": CHATML}):
         with pytest.raises(Refused) as caught:
@@ -179,11 +186,13 @@ def test_without_a_template_the_refusal_says_what_to_do() -> None:
     assert renderer(None, profile="plain").span(None, "Hello", "you").status == Status.OK
 
 
+# A11
 def test_of_several_templates_the_default_is_used_and_hashed() -> None:
     assert renderer({"default": CHATML, "tool_use": QWEN3}).template_hash == renderer(CHATML).template_hash
     assert renderer(QWEN3).template_hash != renderer(CHATML).template_hash
 
 
+# A04
 def test_a_template_that_raises_costs_only_its_text() -> None:
     made = renderer(GEMMA)
     refused = made.span("Be brief.", "Hello", "The answer")
@@ -192,6 +201,7 @@ def test_a_template_that_raises_costs_only_its_text() -> None:
     assert "Be brief." in texts(renderer().span("Be brief.", "Hello", "The answer"))[0]
 
 
+# A04
 def test_a_template_that_cannot_hold_a_conversation_is_refused() -> None:
     for template in ("{{ undefined_function() }}", "{% if %}", "no messages", "{{ raise_exception('no') }}"):
         with pytest.raises(Refused) as caught:
@@ -199,6 +209,7 @@ def test_a_template_that_cannot_hold_a_conversation_is_refused() -> None:
         assert caught.value.reason == "bad_template"
 
 
+# A08
 @pytest.mark.parametrize("template", [DATED, LLAMA3])
 def test_the_date_never_moves(template: str, monkeypatch: pytest.MonkeyPatch) -> None:
     spans = []
@@ -215,12 +226,14 @@ def test_the_date_never_moves(template: str, monkeypatch: pytest.MonkeyPatch) ->
     assert "Today Date: 26 Jul 2024" in texts(spans[0])[0]
 
 
+# A09
 def test_no_system_message_is_sent_unless_the_transform_has_one() -> None:
     made = renderer(DEFAULT_SYSTEM)
     assert texts(made.span(None, "Hello", "you"))[0].startswith("<|im_start|>system\nYou are Qwen.<|im_end|>\n")
     assert texts(renderer(CHATML).span(None, "Hello", "you"))[0].startswith("<|im_start|>user")
 
 
+# A13
 def test_a_template_that_wants_parts_gets_parts() -> None:
     made = renderer(PARTS)
     assert made.describe()["content_form"] == "parts"
@@ -228,6 +241,7 @@ def test_a_template_that_wants_parts_gets_parts() -> None:
     assert renderer(CHATML).describe()["content_form"] == "string"
 
 
+# A13
 def test_the_repr_of_parts_is_never_the_prompt() -> None:
     """Strings are refused by this template, and a list it would print as Python does."""
     template = (
@@ -238,6 +252,7 @@ def test_the_repr_of_parts_is_never_the_prompt() -> None:
         renderer(template)
 
 
+# A16
 @pytest.mark.parametrize(
     ("template", "behaviour"),
     [(CHATML, "rendered"), (LLAMA3, "rendered"), (SKIP_EMPTY, "skipped"), (RAISE_EMPTY, "raises")],
@@ -271,6 +286,7 @@ def test_a_prompt_that_repeats_the_response_does_not_move_the_span() -> None:
 # ---- tokens ---------------------------------------------------------------------------------------------------------
 
 
+# A10
 @pytest.mark.parametrize("trim_offsets", [True, False])
 def test_a_token_over_the_boundary_splits(trim_offsets: bool) -> None:
     """The tokenizer merges the blank before the response with its first word; trimmed offsets would hide it."""
@@ -282,12 +298,14 @@ def test_a_token_over_the_boundary_splits(trim_offsets: bool) -> None:
     assert texts(span) == ("USER: Hello\nASSISTANT: ", "the answer")
 
 
+# A10
 def test_a_token_over_the_end_splits() -> None:
     span = renderer(PLAIN_ROLES.replace(": ", ":\t")).span(None, "Hello", "The answer\n\n")
     assert span.status == Status.SPLIT  # three line feeds are one token here
     assert texts(span)[1] == "The answer\n\n"
 
 
+# A10
 def test_a_response_that_merges_with_the_separator_keeps_all_its_tokens() -> None:
     made = renderer(None, profile="plain")
     assert len(tokenizer()("\n\n\n", add_special_tokens=False)["input_ids"]) == 1
@@ -339,6 +357,7 @@ def metaspace() -> PreTrainedTokenizerFast:
     return made
 
 
+# A19
 @pytest.mark.parametrize("response", ["the answer\n", "日本\n", "\nis", "🙃\n"])
 def test_no_blank_is_put_before_a_response_encoded_alone(response: str) -> None:
     made = metaspace()
@@ -410,6 +429,7 @@ def test_plain_is_bos_prompt_two_line_feeds_response() -> None:
     assert texts(made.span(None, "", "The answer")) == ("<s>", "The answer")
 
 
+# B29
 def test_without_bos_an_empty_context_is_the_end_token_so_that_every_token_is_scored() -> None:
     made = renderer(None, profile="plain", bos=None)
     assert made.describe()["bos_id"] is None
@@ -424,6 +444,7 @@ def test_without_bos_an_empty_context_is_the_end_token_so_that_every_token_is_sc
     assert nothing.status == Status.TEMPLATE_ERROR
 
 
+# B25
 def test_too_long_is_a_status_and_nothing_is_cut() -> None:
     whole = renderer().span(None, "Hello", "The answer is 42.")
     total = len(whole.context_ids) + len(whole.response_ids)
@@ -432,12 +453,14 @@ def test_too_long_is_a_status_and_nothing_is_cut() -> None:
     assert cut == Span([], [], Status.TOO_LONG, f"{total} tokens, the model's context has {total - 1}")
 
 
+# B23
 def test_an_id_beyond_the_embedding_is_refused() -> None:
     with pytest.raises(Refused) as caught:
         renderer(vocabulary=50).span(None, "Hello", "The answer")
     assert caught.value.reason == "bad_tokenizer"
 
 
+# B29
 def test_empty_responses_and_unknown_profiles_are_refused() -> None:
     with pytest.raises(BadInput, match="empty response"):
         renderer().span(None, "Hello", "")
@@ -472,6 +495,7 @@ def saved(tmp_path: Path, tokenizer_class: str) -> Path:
     return tmp_path / "tokenizer.json"
 
 
+# A18
 def test_a_tokenizer_rebuilt_from_the_wrong_class_is_refused(tmp_path: Path) -> None:
     path = saved(tmp_path, "CodeLlamaTokenizerFast")
     with pytest.raises(Refused) as caught:

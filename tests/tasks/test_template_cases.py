@@ -34,12 +34,17 @@ TEMPLATES = {
         "PLAIN_ROLES",
     )
 }
+# What is trimmed here is replaced by a mark of the same length: a span by length alone would score the mark.
+TEMPLATES["TRIM_AND_MARK"] = (
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] | trim }}!<|im_end|>{% endfor %}"
+)
 RESPONSES = {
     "plain": "The answer is here.",
     "blanks on both sides": "  code block\n\n",  # A07
     "merges with a line feed before it": "\n\nis: 42",  # A10
     "one token with what follows": "The answer\n",  # A10
     "one character": "T",
+    "a blank and one character": " T",  # A07
     "the end of a turn, written out": "The answer<|im_end|>",
 }
 ENDS = {"<|im_end|>", "</s>"}

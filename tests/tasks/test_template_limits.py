@@ -104,6 +104,13 @@ def test_a_template_that_must_be_stopped_again_and_again_is_refused(monkeypatch:
     assert caught.value.reason == "bad_template"
 
 
+def test_what_is_written_is_counted_while_it_is_written() -> None:
+    """Three million characters take neither time nor memory here, but would elsewhere."""
+    span = attacked("{% for i in range(30000) %}{{ 'x' * 100 }}{% endfor %}").span(None, "attack", "The answer")
+    assert span.status == Status.TEMPLATE_ERROR
+    assert span.reason.startswith("the template wrote more than")
+
+
 def test_a_template_may_use_what_a_long_text_needs() -> None:
     """The limits are far from honest work: a prompt of 4 MB, copied and trimmed."""
     prompt = "word " * 800_000 + "end"
